@@ -1,0 +1,122 @@
+"""
+The capability registry: what is registered, by whom, and what a strategy resolves to.
+
+Everything here fails closed: a name nobody provides is an error that says what would provide it,
+never a substitute.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Generic, TypeVar
+
+from attrs import frozen
+
+from power_core.errors import CapabilityError, NameTakenError, PluginError
+from power_core.hookspecs import ModelSource
+
+__all__ = ["OFF", "AUTO", "Registration", "Registry", "Table"]
+
+OFF = "off"
+AUTO = "auto"
+# A separate draft model is a real technique, but nothing provides it yet: the name is kept free so
+# that no plugin can take it for something else.
+RESERVED = {"draft-model": "no plugin provides a separate draft model yet"}
+T = TypeVar("T")
+
+
+@frozen
+class Registration(Generic[T]):
+    """One registered thing: its name, the plugin that owns it, and what it is."""
+
+    name: str
+    plugin: str
+    owner: str  # distribution and version
+    value: T
+    config: type | None = None
+    options: Mapping[str, Any] = {}
+
+
+class Table(Generic[T]):
+    """Registrations of one kind by name."""
+
+    def __init__(self, kind: str, items: Mapping[str, Registration[T]] | None = None) -> None:
+        self.kind = kind
+        self._items: dict[str, Registration[T]] = dict(items or {})
+
+    def add(self, item: Registration[T]) -> None:
+        """Raises `NameTakenError` if the name is taken, naming both owners."""
+        if item.name in self._items:
+            raise NameTakenError(
+                f"{self.kind} {item.name!r} is already registered by {self._items[item.name].owner}",
+                who=item.owner, plugin=item.plugin, got=item.name,
+                fix=f"uninstall one of the two, or block one with POWER_BLOCK_PLUGINS={item.plugin}",
+            )
+        self._items[item.name] = item
+
+    def get(self, name: str) -> Registration[T]:
+        """Raises `CapabilityError` with the nearest name if nobody registered *name*."""
+        if name in self._items:
+            return self._items[name]
+        near = difflib.get_close_matches(name, self._items, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise CapabilityError(
+            f"no installed plugin provides the {self.kind} {name!r}", got=name,
+            expected="one of " + (", ".join(sorted(self._items)) or "none installed"),
+            fix=hint + "`power plugins` shows what is installed and what failed to load",
+        )
+
+    def names(self) -> list[str]:
+        return sorted(self._items)
+
+    def copy(self) -> Table[T]:
+        return Table(self.kind, self._items)
+
+    def __iter__(self) -> Iterator[Registration[T]]:
+        return (self._items[name] for name in self.names())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._items
+
+
+class Registry:
+    """All tables. A new registry starts as a copy of *existing*, so that a failed plugin leaves no trace."""
+
+    def __init__(self, existing: Registry | None = None) -> None:
+        self.targets: Table[Callable[[Any], Any]] = existing.targets.copy() if existing else Table("target backend")
+        self.strategies: Table[Callable[[Any], Any]] = existing.strategies.copy() if existing else Table("strategy")
+        self.models: Table[ModelSource] = existing.models.copy() if existing else Table("model")
+        self.commands: Table[str] = existing.commands.copy() if existing else Table("command")
+
+    def registrar(self, hook: str, plugin: str, owner: str) -> Callable[..., None]:
+        """The ``register`` callback of *hook* for one plugin."""
+        table: Table[Any] = getattr(self, hook.removeprefix("power_register_"))
+
+        def register(name: str, value: Any, *, config: type | None = None, **options: Any) -> None:
+            if name in RESERVED or name in (OFF, AUTO):
+                raise PluginError(f"{table.kind} name {name!r} is reserved", who=owner, plugin=plugin, got=name)
+            table.add(Registration(name, plugin, owner, value, config, options))
+
+        return register
+
+    def strategy(self, name: str) -> Registration[Callable[[Any], Any]]:
+        """The registration of strategy *name*; reserved names say what is missing."""
+        if name in RESERVED:
+            raise CapabilityError(
+                f"strategy {name!r} is reserved: {RESERVED[name]}", got=name,
+                expected="one of " + ", ".join(self.strategies.names()), fix="choose an installed strategy or 'off'",
+            )
+        return self.strategies.get(name)
+
+    def auto_strategy(self) -> str:
+        """
+        The strategy `auto` stands for: the best-ranked zero-weight one, else `off`.
+
+        Model-backed drafters come before them as soon as an artifact is admitted for the target.
+        """
+        ranked = [(r.options["auto_rank"], r.name) for r in self.strategies if r.options.get("auto_rank") is not None]
+        return min(ranked)[1] if ranked else OFF
+
+    def default_model(self) -> str | None:
+        return next((r.name for r in self.models if r.options.get("default")), None)

@@ -1,0 +1,124 @@
+"""
+The drafter protocol: what a strategy implements. A drafter only advises.
+
+It never sees a sampler and never touches target state; what it proposes can change the speed of a
+request, never its tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+from attrs import field, frozen
+
+from power_core.target import Rows, TargetModel, TargetSession
+from power_core.types import SeqId, TokenId
+
+__all__ = ["DraftRequest", "DraftSession", "Drafter", "DrafterRequirements", "HiddenRows", "Proposal"]
+
+
+@frozen
+class DrafterRequirements:
+    """
+    What a drafter needs before it can be opened.
+
+    Args:
+        capabilities: Names from `Capability` that the target session must have.
+        artifact_kind: Kind of artifact the drafter loads, or None for zero-weight drafters.
+        hidden_layers: Target block outputs it reads.
+    """
+
+    capabilities: frozenset[str] = frozenset()
+    artifact_kind: str | None = None
+    hidden_layers: tuple[int, ...] = ()
+
+
+@frozen
+class DraftRequest:
+    """
+    Ask for one sequence's proposal.
+
+    Args:
+        seq: The sequence, known from `DraftSession.begin`.
+        anchor: The last committed token; the proposal continues it.
+        max_tokens: Most tokens wanted, at least 1.
+    """
+
+    seq: SeqId
+    anchor: TokenId
+    max_tokens: int
+
+
+@frozen
+class Proposal:
+    """
+    A chain of proposed tokens; empty where the drafter has nothing to say.
+
+    Args:
+        token_ids: Tokens after the anchor, in order. Ids outside the vocabulary end the chain there.
+        confidences: Chance in [0, 1] that each is accepted given that those before it were, or None
+            where the method has no such number.
+    """
+
+    token_ids: Sequence[TokenId] = ()
+    confidences: Sequence[float] | None = None
+
+
+@frozen
+class HiddenRows:
+    """
+    The target rows that a commit kept, for drafters that read hidden states.
+
+    Row i holds the state after evaluating the i-th kept token; row i chose `committed[i]` when the
+    rows are the anchor and its accepted proposal.
+    """
+
+    rows: Rows = field(repr=False)
+    start: int
+    count: int
+
+
+class DraftSession(Protocol):
+    """Draft state of several sequences. Used by one thread at a time."""
+
+    def begin(self, seq: SeqId, tokens: Sequence[TokenId]) -> None:
+        """Start *seq* with the prompt *tokens*. The sequence must not be open."""
+
+    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Proposal]:
+        """One proposal a request, in order, each of at most its `max_tokens`."""
+
+    def observe(self, seq: SeqId, committed: Sequence[TokenId], rows: HiddenRows | None) -> None:
+        """
+        The target committed *committed* (possibly none, during prefill) and evaluated *rows*.
+
+        *rows* is None unless the drafter's requirements name hidden layers.
+        """
+
+    def checkpoint(self, seq: SeqId) -> object:
+        """Retain the state of *seq*; called before each step's `propose`, so it must be cheap."""
+
+    def restore(self, seq: SeqId, checkpoint: object) -> None:
+        """Forget everything that happened to *seq* since *checkpoint*."""
+
+    def end(self, seq: SeqId) -> None:
+        """Forget *seq*. Called once for each `begin`, whatever happened in between."""
+
+    def close(self) -> None:
+        """Free everything. Idempotent."""
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """What a plugin's strategy factory returns."""
+
+    def requirements(self) -> DrafterRequirements:
+        """What must be there before `open` is called."""
+
+    def open(self, model: TargetModel, session: TargetSession) -> DraftSession:
+        """
+        Make a draft session for *session*. The drafter may read facts of both and must not change either.
+
+        Raises:
+            CapabilityError: This target cannot be drafted for.
+        """

@@ -1,0 +1,111 @@
+"""
+The hooks a plugin may implement. All run once, at start-up; none is called per token.
+
+A plugin is a module named by an entry point in the group ``power``. It marks its functions with
+`hookimpl` and hands factories to the ``register`` callback it is given; heavy imports belong inside
+the factories. Each callback knows which plugin it was given to and refuses a name that is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pluggy
+from attrs import frozen
+
+if TYPE_CHECKING:
+    from power_core.drafter import Drafter
+    from power_core.target import TargetBackend
+
+__all__ = [
+    "ENTRY_POINT_GROUP",
+    "ModelSource",
+    "RegisterCommand",
+    "RegisterModel",
+    "RegisterStrategy",
+    "RegisterTarget",
+    "hookimpl",
+    "hookspec",
+]
+
+ENTRY_POINT_GROUP = "power"
+hookspec = pluggy.HookspecMarker("power")
+hookimpl = pluggy.HookimplMarker("power")
+
+
+@frozen
+class ModelSource:
+    """
+    A named model.
+
+    Args:
+        locate: Returns the file's path; raises `ArtifactError` with the command that would bring it.
+        sha256: Digest the file must have (64 hex digits), or None where any content is accepted.
+        description: One line for `power models`.
+    """
+
+    locate: Callable[[], Path]
+    sha256: str | None = None
+    description: str = ""
+
+
+class RegisterTarget(Protocol):
+    """``register("llamacpp", make, config=LlamaCppConfig)``; *config* is an attrs class, the plugin's section of power.toml."""
+
+    def __call__(
+        self, name: str, factory: Callable[[Any], TargetBackend], *, config: type | None = None
+    ) -> None: ...
+
+
+class RegisterStrategy(Protocol):
+    """
+    ``register("suffix", make, config=SuffixConfig)``.
+
+    *zero_weight* marks strategies that need no artifact; *auto_rank* orders the zero-weight ones for
+    `auto` (lowest first, None never).
+    """
+
+    def __call__(
+        self,
+        name: str,
+        factory: Callable[[Any], Drafter],
+        *,
+        config: type | None = None,
+        zero_weight: bool = False,
+        auto_rank: int | None = None,
+        description: str = "",
+    ) -> None: ...
+
+
+class RegisterModel(Protocol):
+    """``register("smollm2", ModelSource(...), default=True)``."""
+
+    def __call__(self, name: str, source: ModelSource, *, default: bool = False) -> None: ...
+
+
+class RegisterCommand(Protocol):
+    """``register("train", "power_train.cli:train", help="...")``: imported only when the command is run."""
+
+    def __call__(self, name: str, import_path: str, *, help: str) -> None: ...
+
+
+@hookspec
+def power_register_targets(register: RegisterTarget) -> None:
+    """Offer target backends."""
+
+
+@hookspec
+def power_register_strategies(register: RegisterStrategy) -> None:
+    """Offer drafters by strategy name."""
+
+
+@hookspec
+def power_register_models(register: RegisterModel) -> None:
+    """Offer models by name."""
+
+
+@hookspec
+def power_register_commands(register: RegisterCommand) -> None:
+    """Offer subcommands of ``power``."""

@@ -1,0 +1,58 @@
+"""Small records shared by every module. Imports nothing of the package."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+from attrs import frozen
+
+__all__ = ["Capability", "FinishReason", "JSON", "Origin", "SeqId", "TargetIdentity", "TokenId"]
+
+TokenId: TypeAlias = int
+SeqId: TypeAlias = int
+JSON: TypeAlias = Any
+
+
+class Origin(StrEnum):
+    """How an emitted token came about. Every one of them is the target's own choice."""
+
+    PLAIN = "plain"  # no proposal in this step
+    ACCEPTED = "accepted"  # proposed by the drafter, chosen by the target
+    CORRECTION = "correction"  # the target chose another token than the proposal
+    BONUS = "bonus"  # the whole proposal was accepted, one more came free
+    END = "end"  # not a token: the closing event of a request
+
+
+class FinishReason(StrEnum):
+    """Why a request ended."""
+
+    STOP = "stop"  # an end-of-generation id, a stop id, a stop string, or the grammar's end
+    LENGTH = "length"  # max_tokens or the end of the context
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+class Capability(StrEnum):
+    """What a target session can do beyond `forward`. Drafters require these by name."""
+
+    LOGITS = "logits"
+    GREEDY_IDS = "greedy-ids"
+    HIDDEN_STATES = "hidden-states"
+    NEXTN = "nextn"
+    STATE_SNAPSHOT = "state-snapshot"
+    PREFIX_REUSE = "prefix-reuse"
+    TREE_ROWS = "tree-rows"
+
+
+@frozen
+class TargetIdentity:
+    """What a target is, by content. Two files with one identity decode alike."""
+
+    name: str
+    architecture: str
+    file_sha256: str
+    tokenizer_sha256: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
