@@ -1,0 +1,265 @@
+"""What a caller asks for and what it gets: requests, events, results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from attrs import Factory, define, evolve, field, frozen
+from numpy.typing import NDArray
+
+from power_core.errors import RequestError
+from power_core.types import FinishReason, Origin, TokenId
+
+__all__ = [
+    "Counts",
+    "Event",
+    "GenerationRequest",
+    "LogitsProcessor",
+    "Result",
+    "SamplingSpec",
+    "TokenLogprobs",
+    "Usage",
+]
+
+
+class LogitsProcessor(Protocol):
+    """
+    A user's hook into sampling, called once per emitted token, in order, never for a rejected one.
+
+    May also have ``checkpoint() -> object`` and ``restore(checkpoint) -> None``; a processor with state
+    and without them is used as is, and a step that fails in between is then not undone inside it.
+    """
+
+    def __call__(self, tokens: Sequence[TokenId], logits: NDArray[np.float32]) -> NDArray[np.float32] | None:
+        """
+        Change *logits* (float32[vocab], a private copy) in place, or return another array of that shape.
+
+        *tokens* is the prompt and every token emitted so far.
+        """
+
+
+def _at_least(minimum: float) -> Any:
+    def check(_obj: object, attribute: Any, value: float) -> None:
+        if not value >= minimum:  # written so that NaN fails too
+            raise RequestError(f"{attribute.name} is {value}", who="sampling", got=value, expected=f">= {minimum}")
+
+    return check
+
+
+def _between(low: float, high: float) -> Any:
+    def check(_obj: object, attribute: Any, value: float) -> None:
+        if not low <= value <= high:
+            raise RequestError(
+                f"{attribute.name} is {value}", who="sampling", got=value, expected=f"{low} to {high}"
+            )
+
+    return check
+
+
+@frozen
+class SamplingSpec:
+    """
+    How the next token is chosen from a target row.
+
+    Order, as in llama.cpp: logit bias and penalties, grammar mask, user processors, then, where
+    temperature > 0, top-k, typical, top-p, min-p, temperature and one draw. Temperature 0 takes the
+    largest processed logit, the lowest id on a tie.
+
+    Args:
+        temperature: 0 is greedy.
+        top_k: Keep the k largest; 0 keeps all.
+        typical_p: Locally typical sampling (Meister et al. 2022); 1 is off.
+        top_p: Nucleus (Holtzman et al. 2020); 1 is off.
+        min_p: Keep tokens with p >= min_p * max p; 0 is off.
+        repeat_penalty: Divides positive and multiplies negative logits of tokens in the window; 1 is off.
+        presence_penalty: Subtracted once for each token present in the window.
+        frequency_penalty: Subtracted for each occurrence in the window.
+        penalty_window: Last tokens of prompt and output that count; -1 all, 0 none.
+        logit_bias: Added to the logits of these ids.
+        seed: Key of the counter-based draws. None takes a fresh one, which the receipt records.
+        logprobs: None for none, else the number of most likely tokens to report beside the chosen one,
+            from the raw target logits (before any of the above).
+        processors: User hooks.
+        json_schema: Constrain the output to this schema, as JSON text or an object.
+        regex: Constrain the output to this regular expression.
+    """
+
+    temperature: float = field(default=0.0, validator=_at_least(0))
+    top_k: int = field(default=0, validator=_at_least(0))
+    typical_p: float = field(default=1.0, validator=_between(0, 1))
+    top_p: float = field(default=1.0, validator=_between(0, 1))
+    min_p: float = field(default=0.0, validator=_between(0, 1))
+    repeat_penalty: float = field(default=1.0, validator=_between(1e-6, 1e6))
+    presence_penalty: float = field(default=0.0, validator=_between(-100, 100))
+    frequency_penalty: float = field(default=0.0, validator=_between(-100, 100))
+    penalty_window: int = field(default=64, validator=_at_least(-1))
+    logit_bias: Mapping[TokenId, float] = Factory(dict)
+    seed: int | None = None
+    logprobs: int | None = None
+    processors: tuple[LogitsProcessor, ...] = ()
+    json_schema: str | Mapping[str, Any] | None = None
+    regex: str | None = None
+
+    @property
+    def is_plain_greedy(self) -> bool:
+        """Whether a row's own argmax is the answer, so that no logits need to be read."""
+        return (
+            self.temperature == 0
+            and self.repeat_penalty == 1
+            and self.presence_penalty == 0
+            and self.frequency_penalty == 0
+            and not self.logit_bias
+            and not self.processors
+            and self.json_schema is None
+            and self.regex is None
+            and self.logprobs is None
+        )
+
+
+@frozen
+class GenerationRequest:
+    """
+    One request.
+
+    Args:
+        prompt: Token ids of the prompt, at least one.
+        sampling: How tokens are chosen.
+        max_tokens: Most tokens to emit; None for no limit but the context; 0 gives an empty answer.
+        stop: Stop strings; the text ends before the earliest one to complete.
+        stop_ids: Token ids that end the output like an end-of-generation id.
+        spec: Strategy name, `off`, or None for the engine's.
+        draft_max: Most proposal tokens a round (K), or None for the engine's.
+        client_id: Free text of the caller, returned in events and results.
+    """
+
+    prompt: Sequence[TokenId]
+    sampling: SamplingSpec = SamplingSpec()
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_ids: frozenset[TokenId] = frozenset()
+    spec: str | None = None
+    draft_max: int | None = None
+    client_id: str | None = None
+
+    def with_(self, **changes: Any) -> GenerationRequest:
+        """A copy with *changes*."""
+        return evolve(self, **changes)
+
+
+@frozen
+class TokenLogprobs:
+    """
+    Natural logarithms of probabilities under the raw target row.
+
+    Args:
+        token_id: The emitted token.
+        logprob: Its own.
+        top: The most likely (id, logprob), largest first.
+    """
+
+    token_id: TokenId
+    logprob: float
+    top: tuple[tuple[TokenId, float], ...] = ()
+
+
+@frozen
+class Usage:
+    """Token counts as in OpenAI's API: rejected proposals are in neither."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@define
+class Counts:
+    """
+    What one request cost. Mutable while the request runs, part of its receipt afterwards.
+
+    Attributes:
+        rounds: Steps that took part in choosing a token.
+        target_passes: Forwards this request had rows in, prefill included.
+        prefill_passes: Those of them that held only prompt rows without choosing a token.
+        proposals: Rounds with a proposal.
+        drafted: Proposed tokens that reached the target.
+        accepted: Those the target chose too.
+        dropped: Proposed tokens not verified: outside the vocabulary or beyond a limit.
+        emitted: Tokens emitted.
+        replays: Rollbacks deeper than the resident window, paid by evaluating accepted rows again.
+        rebuilds: Restores that had to evaluate the sequence again from its tokens.
+        guard: Proposal cap after a replay, or None where none happened.
+        widths: Rows computed for this request's forwards (all members) -> how often.
+    """
+
+    rounds: int = 0
+    target_passes: int = 0
+    prefill_passes: int = 0
+    proposals: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    dropped: int = 0
+    emitted: int = 0
+    replays: int = 0
+    rebuilds: int = 0
+    guard: int | None = None
+    widths: dict[int, int] = Factory(dict)
+
+
+@frozen
+class Event:
+    """
+    One emitted token, or the end of a request.
+
+    Joined texts of a request's events are its final text. Exactly one event has origin `end`; it
+    comes last, carries the held-back rest of the text and the result.
+
+    Args:
+        request_id: Number the engine gave the request.
+        text: Text released by this token; empty while bytes or a possible stop string are held back.
+        token_id: The token, or None at the end.
+        origin: Where the token came from.
+        index: Position in the output, 0-based; the number of tokens at the end.
+        logprobs: Where the request asked for them.
+        result: Only at the end.
+    """
+
+    request_id: int
+    text: str
+    token_id: TokenId | None
+    origin: Origin
+    index: int
+    logprobs: TokenLogprobs | None = None
+    result: Result | None = None
+
+
+@frozen
+class Result:
+    """
+    A finished request.
+
+    Args:
+        text: The whole text, ended before a stop string.
+        token_ids: Every emitted id, an end-of-generation id included.
+        prompt_token_ids: The prompt.
+        finish_reason: Why it ended.
+        usage: Token counts.
+        origins: Origin of each token, in order.
+        logprobs: One entry a token where asked for, else None.
+        counts: What it cost.
+        receipt: The receipt document (see `power_core.evidence`).
+        error: The cause where finish_reason is `error`.
+    """
+
+    request_id: int
+    text: str
+    token_ids: tuple[TokenId, ...]
+    prompt_token_ids: tuple[TokenId, ...]
+    finish_reason: FinishReason
+    usage: Usage
+    origins: tuple[Origin, ...]
+    logprobs: tuple[TokenLogprobs, ...] | None
+    counts: Counts
+    receipt: Mapping[str, Any] = Factory(dict)
+    error: BaseException | None = None
+    client_id: str | None = None
