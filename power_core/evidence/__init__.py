@@ -1,0 +1,18 @@
+"""Evidence: receipts that say what ran, at what cost, and that verify offline."""
+
+from power_core.evidence.receipts import build_receipt, generation_document, logprobs_json
+from power_core.evidence.schema import SCHEMA, ReceiptBody, Timings
+from power_core.evidence.verify import VerifiedReceipt, verify_document, verify_file, verify_generation
+
+__all__ = [
+    "SCHEMA",
+    "ReceiptBody",
+    "Timings",
+    "VerifiedReceipt",
+    "build_receipt",
+    "generation_document",
+    "logprobs_json",
+    "verify_document",
+    "verify_file",
+    "verify_generation",
+]
