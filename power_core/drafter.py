@@ -83,7 +83,7 @@ class DraftSession(Protocol):
     """Draft state of several sequences. Used by one thread at a time."""
 
     def begin(self, seq: SeqId, tokens: Sequence[TokenId]) -> None:
-        """Start *seq* with the prompt *tokens*. The sequence must not be open."""
+        """Start *seq* with the prompt *tokens*. The sequence must not be open; a failure leaves nothing behind."""
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Proposal]:
         """One proposal a request, in order, each of at most its `max_tokens`."""
@@ -102,7 +102,7 @@ class DraftSession(Protocol):
         """Forget everything that happened to *seq* since *checkpoint*."""
 
     def end(self, seq: SeqId) -> None:
-        """Forget *seq*. Called once for each `begin`, whatever happened in between."""
+        """Forget *seq*. Called once for each `begin` that returned, whatever happened in between."""
 
     def close(self) -> None:
         """Free everything. Idempotent."""

@@ -263,3 +263,7 @@ class Result:
     receipt: Mapping[str, Any] = Factory(dict)
     error: BaseException | None = None
     client_id: str | None = None
+
+    def with_receipt(self, receipt: Mapping[str, Any]) -> Result:
+        """A copy that carries *receipt*."""
+        return evolve(self, receipt=receipt)

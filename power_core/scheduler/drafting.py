@@ -1,0 +1,100 @@
+"""Drafters as the step loop sees them: one session a strategy, checked proposals, isolated failures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import index
+from typing import ParamSpec, TypeVar
+
+from power_core.drafter import DraftRequest, DraftSession, Proposal
+from power_core.errors import DrafterError, PowerError
+from power_core.types import TokenId
+
+__all__ = ["DraftPool", "OpenDraft", "checked_ids"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class OpenDraft:
+    """A strategy opened for one target session."""
+
+    def __init__(self, name: str, session: DraftSession, *, owner: str = "", wants_rows: bool = False) -> None:
+        self.name = name
+        self.session = session
+        self.owner = owner
+        self.wants_rows = wants_rows
+
+    def call(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a *method* of the draft session; what it raises is a `PowerError` that names the strategy."""
+        try:
+            return method(*args, **kwargs)
+        except Exception as exc:  # noqa: BLE001 - plugin code may raise anything
+            raise self._error(exc) from exc
+
+    def _error(self, exc: Exception) -> PowerError:
+        if isinstance(exc, PowerError):
+            return exc
+        return DrafterError(
+            f"{type(exc).__name__}: {exc}", who=f"strategy {self.name!r}", got=exc,
+            fix="report it to the plugin's author, or decode with --spec off",
+        )
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal | PowerError]:
+        """
+        A proposal for each request, or the error that request met.
+
+        A failed batch is asked again one request at a time, so that one request's failure is its own.
+        """
+        try:
+            return list(self._propose(requests))
+        except Exception as exc:  # noqa: BLE001 - plugin code may raise anything
+            if len(requests) == 1:
+                return [self._error(exc)]
+        return [self.propose([request])[0] for request in requests]
+
+    def _propose(self, requests: Sequence[DraftRequest]) -> Sequence[Proposal]:
+        proposals = self.session.propose(requests)
+        if len(proposals) != len(requests):
+            raise DrafterError(
+                f"{len(proposals)} proposals for {len(requests)} requests", who=f"strategy {self.name!r}",
+                got=len(proposals), expected=len(requests), fix="report it to the plugin's author",
+            )
+        return proposals
+
+
+class DraftPool:
+    """Opens each strategy once, when the first request asks for it."""
+
+    def __init__(self, opener: Callable[[str], OpenDraft]) -> None:
+        self._opener = opener
+        self._open: dict[str, OpenDraft] = {}
+
+    def get(self, name: str) -> OpenDraft:
+        """Raises what opening the strategy raised, `CapabilityError` where nobody provides it."""
+        if name not in self._open:
+            self._open[name] = self._opener(name)
+        return self._open[name]
+
+    def close(self) -> None:
+        while self._open:
+            self._open.popitem()[1].session.close()
+
+
+def checked_ids(proposal: Proposal, limit: int, vocab_size: int) -> list[TokenId]:
+    """
+    The proposed ids that may reach the target: at most *limit*, up to the first that is no token id.
+
+    >>> checked_ids(Proposal([5, 7, -1, 8]), limit=8, vocab_size=10)
+    [5, 7]
+    """
+    ids: list[TokenId] = []
+    for token in proposal.token_ids[:limit]:
+        try:
+            value = index(token)  # ints and integer scalars; never a float
+        except TypeError:
+            break
+        if not 0 <= value < vocab_size:
+            break
+        ids.append(value)
+    return ids

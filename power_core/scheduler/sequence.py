@@ -1,0 +1,229 @@
+"""One admitted request: its state, and the participants its steps commit."""
+
+from __future__ import annotations
+
+import time
+
+from power_core.decoding import Decoder
+from power_core.drafter import HiddenRows
+from power_core.evidence import Timings
+from power_core.request import Counts, GenerationRequest
+from power_core.sampling import Sampler
+from power_core.scheduler.drafting import OpenDraft
+from power_core.target import Rows, TargetSession
+from power_core.transaction import Participant, Transaction
+from power_core.types import FinishReason, Origin, SeqId, TokenId
+
+__all__ = ["Clock", "Sequence"]
+
+
+class Clock:
+    """When a request passed its marks, in seconds of `time.perf_counter`."""
+
+    __slots__ = ("finished", "first_token", "prefill_s", "submitted")
+
+    def __init__(self) -> None:
+        self.submitted = time.perf_counter()
+        self.prefill_s = 0.0  # spent in forwards with rows of its prompt
+        self.first_token: float | None = None
+        self.finished: float | None = None
+
+    def timings(self) -> Timings:
+        """What a receipt says of a finished request."""
+        finished = time.perf_counter() if self.finished is None else self.finished
+        first = self.first_token
+        return Timings(
+            ttft_s=None if first is None else first - self.submitted,
+            prefill_s=self.prefill_s,
+            decode_s=0.0 if first is None else finished - first,
+            request_s=finished - self.submitted,
+        )
+
+
+class Sequence:
+    """
+    A request in flight.
+
+    Tokens known but not yet evaluated by the target are *pending*: the prompt at first, one token (the
+    anchor) between steps, an accepted prefix again after a rollback deeper than the window.
+
+    Attributes:
+        request_id: Number the loop gave it.
+        seq: Sequence id in the target session.
+        guard: Proposal cap after a replay, or None.
+        cancelled: Set from any thread; honoured at the next phase boundary.
+    """
+
+    def __init__(
+        self, request_id: int, request: GenerationRequest, *, seed: int, sampler: Sampler, decoder: Decoder,
+        strategy: str, draft_max: int,
+    ) -> None:
+        self.request_id = request_id
+        self.request = request
+        self.seed = seed
+        self.sampler = sampler
+        self.decoder = decoder
+        self.strategy = strategy
+        self.draft_max = draft_max
+        self.seq: SeqId = -1
+        self.draft: OpenDraft | None = None
+        self.num_prompt = len(request.prompt)
+        self.guard: int | None = None
+        self.counts = Counts()
+        self.clock = Clock()
+        self.origins: list[Origin] = []
+        self.texts: list[str] = []
+        self.cancelled = False
+        self.evaluated_prompt = 0
+        self._is_open = False
+
+    def bind(self, session: TargetSession, seq: SeqId, draft: OpenDraft | None) -> None:
+        """Take sequence *seq* of *session*; the prompt is handed to the draft."""
+        self.seq = seq
+        session.open(seq)
+        self._is_open = True
+        self.target = TargetParticipant(self, session)
+        self._participants: list[Participant] = [self.target, self.sampler, self.decoder]
+        if draft is not None:
+            draft.call(draft.session.begin, seq, self.request.prompt)
+            self.draft = draft
+            self._participants.insert(1, DraftParticipant(self, draft))
+
+    def release(self, session: TargetSession) -> None:
+        """Give back the sequence and the draft state; both are tried whatever the first raises."""
+        try:
+            if self.draft is not None:
+                draft, self.draft = self.draft, None
+                draft.call(draft.session.end, self.seq)
+        finally:
+            if self._is_open:
+                self._is_open = False
+                session.close(self.seq)
+
+    @property
+    def tokens(self) -> list[TokenId]:
+        """Prompt and emitted tokens."""
+        return self.sampler.history
+
+    @property
+    def num_emitted(self) -> int:
+        return len(self.sampler.history) - self.num_prompt
+
+    def limit_reached(self, context_size: int) -> FinishReason | None:
+        """Whether the token just chosen is the last one that may be."""
+        limit = self.request.max_tokens
+        if limit is not None and self.num_emitted >= limit:
+            return FinishReason.LENGTH
+        # The last token of a full context is emitted without ever being evaluated.
+        return FinishReason.LENGTH if len(self.tokens) > context_size else None
+
+    def begin_step(self, member: Member) -> None:
+        """Open the step's transaction: every participant is checkpointed."""
+        self.target.planned = member
+        member.transaction = Transaction(self._participants)
+
+
+class Member:
+    """
+    A sequence's part in one step.
+
+    Rows of the step, in order: `known` pending tokens, then the proposal. Tokens are chosen from the
+    last pending row on, if `samples`.
+    """
+
+    __slots__ = (
+        "accepted", "base", "chosen", "finish", "known", "limit", "proposal", "recorded", "rows", "samples", "sequence",
+        "start", "texts", "transaction",
+    )  # fmt: skip
+
+    def __init__(self, sequence: Sequence, base: int, known: int, *, samples: bool, limit: int) -> None:
+        self.sequence = sequence
+        self.base = base  # positions the target held before the step
+        self.known = known
+        self.samples = samples
+        self.limit = limit  # most proposal rows
+        self.proposal: list[TokenId] = []
+        self.start = 0  # index of the first row in the step's batch
+        self.rows: Rows | None = None
+        self.accepted = 0
+        self.chosen: list[TokenId] = []
+        self.texts: list[str] = []
+        self.finish: FinishReason | None = None
+        self.recorded = False  # whether its tokens are in the outbox
+        self.transaction: Transaction
+
+    @property
+    def kept(self) -> int:
+        """Rows of the step that stay in the target."""
+        return self.known + self.accepted
+
+
+class TargetParticipant:
+    """The target's rows of one sequence."""
+
+    def __init__(self, sequence: Sequence, session: TargetSession) -> None:
+        self._sequence = sequence
+        self._session = session
+        self.planned: Member
+
+    def checkpoint(self) -> object:
+        member = self.planned
+        return member.base, self._session.checkpoint(self._sequence.seq, member.known + member.limit)
+
+    def commit(self, n: int) -> None:
+        """Cut the rejected rows off; deeper than the window, go back and leave the kept rows pending."""
+        seq, member, session = self._sequence.seq, self.planned, self._session
+        rejected = len(member.proposal) - member.accepted
+        if member.finish is not None or rejected == 0:
+            return  # nothing to cut, or the sequence is about to be closed
+        if session.can_truncate(seq, member.base + n):
+            session.truncate(seq, member.base + n)
+            return
+        self._rewind(member.transaction.checkpoint_of(self))
+        self._sequence.counts.replays += 1
+        # R5: after one exact replay the request proposes no more than the window holds.
+        self._sequence.guard = session.rollback_capacity or 0
+
+    def restore(self, checkpoint: object) -> None:
+        base, _ = checkpoint  # type: ignore[misc]  # our own pair
+        if self._session.length(self._sequence.seq) != base:
+            self._rewind(checkpoint)
+
+    def _rewind(self, checkpoint: object) -> None:
+        seq, session = self._sequence.seq, self._session
+        _, retained = checkpoint  # type: ignore[misc]  # our own pair
+        if session.can_restore(seq, retained):
+            session.restore(seq, retained)
+            return
+        # No exact way back: start over. The tokens are all known, so they become pending again.
+        session.close(seq)
+        session.open(seq)
+        self._sequence.counts.rebuilds += 1
+
+
+class DraftParticipant:
+    """The draft's state of one sequence."""
+
+    def __init__(self, sequence: Sequence, draft: OpenDraft) -> None:
+        self._sequence = sequence
+        self._draft = draft
+        self._observed = 0  # target rows the draft has seen
+
+    def checkpoint(self) -> object:
+        return self._observed, self._draft.call(self._draft.session.checkpoint, self._sequence.seq)
+
+    def commit(self, n: int) -> None:
+        """Tell the draft what was committed; rows evaluated again after a replay are not told twice."""
+        member = self._sequence.target.planned
+        rows: HiddenRows | None = None
+        end = member.base + n
+        if self._draft.wants_rows and member.rows is not None and end > self._observed:
+            skip = max(self._observed - member.base, 0)
+            rows = HiddenRows(member.rows, member.start + skip, n - skip)
+        self._observed = max(end, self._observed)
+        if member.chosen or rows is not None:
+            self._draft.call(self._draft.session.observe, self._sequence.seq, member.chosen, rows)
+
+    def restore(self, checkpoint: object) -> None:
+        self._observed, retained = checkpoint  # type: ignore[misc]  # our own pair
+        self._draft.call(self._draft.session.restore, self._sequence.seq, retained)
