@@ -1,0 +1,1 @@
+"""Power's llama.cpp target backend."""

@@ -1,0 +1,351 @@
+"""
+The native layer that session and probe share: one model, one context, one batch, explicit settings.
+
+Nothing here measures, caches or decides. Calls that could end the process are refused first.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from weakref import WeakSet
+
+import numpy as np
+from attrs import frozen
+from numpy.typing import NDArray
+
+from power_core.errors import BackendError, ConfigError
+from power_llamacpp.native import library, log_bridge
+
+__all__ = ["ContextSettings", "NativeBatch", "NativeContext", "NativeModel"]
+
+PLUGIN = "llamacpp"
+CELL_BLOCK = 256  # llama.cpp rounds a sequence's cells up to this
+_FLASH_ON, _FLASH_OFF = 1, 0
+_KV_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "iq4_nl": 20}
+_PARTIAL_ONLY = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+_DECODE_CAUSES = {
+    1: "no room for the rows in the key/value cache",
+    2: "the computation was aborted",
+    -1: "the rows were refused as an invalid batch",
+}
+
+
+@frozen
+class ContextSettings:
+    """
+    Everything a context is made with. Two contexts of one file and equal settings compute alike.
+
+    Args:
+        context_size: Positions each sequence must be able to hold.
+        max_sequences: Sequence ids are 0 .. max_sequences-1, each with a cache stream of its own.
+        batch_rows: Most rows of one native decode.
+        max_outputs: Most rows of one decode whose logits are read.
+        threads: Compute threads.
+        flash_attention: Whether attention is the fused kernel.
+        kv_type: Element type of the key/value cache.
+        swa_full: Whether sliding-window layers keep every position, so that any rollback is exact.
+        rollback_rows: Recurrent states kept resident per sequence (`n_rs_seq`).
+    """
+
+    context_size: int
+    max_sequences: int = 1
+    batch_rows: int = 512
+    max_outputs: int = 16
+    threads: int = 1
+    flash_attention: bool = False
+    kv_type: str = "f16"
+    swa_full: bool = True
+    rollback_rows: int = 0
+
+
+class NativeModel:
+    """
+    Weights (or only the vocabulary) of one GGUF file. The caller has checked the file.
+
+    Args:
+        path: The file.
+        extra_buffers: Whether weights may be repacked for this processor (`use_extra_bufts`).
+        vocab_only: Load the vocabulary without the weights.
+
+    Raises:
+        BackendError: llama.cpp refuses the file.
+    """
+
+    def __init__(self, path: Path, *, extra_buffers: bool = False, vocab_only: bool = False) -> None:
+        self._lib = lib = library()
+        self.path = path
+        self.extra_buffers = extra_buffers
+        self._contexts: WeakSet[NativeContext] = WeakSet()
+        params = lib.llama_model_default_params()
+        params.n_gpu_layers = 0  # exactness is measured and promised for the CPU
+        params.use_extra_bufts = extra_buffers
+        params.vocab_only = vocab_only
+        self._handle = lib.llama_model_load_from_file(str(path).encode(), params)
+        if not self._handle:
+            raise BackendError(
+                f"llama.cpp cannot load the model: {log_bridge().last_complaint() or 'no reason given'}",
+                plugin=PLUGIN,
+                where=str(path),
+            )
+        handle = self._handle
+        self.vocab: Any = lib.llama_model_get_vocab(handle)
+        self.vocab_size: int = lib.llama_vocab_n_tokens(self.vocab)
+        self.hidden_size: int = lib.llama_model_n_embd(handle)
+        self.num_layers: int = lib.llama_model_n_layer(handle)
+        self.trained_context: int = lib.llama_model_n_ctx_train(handle)
+        self.window: int = 0 if vocab_only else lib.llama_model_n_swa(handle)  # positions, 0 where there is none
+        self.is_recurrent: bool = not vocab_only and bool(
+            lib.llama_model_is_recurrent(handle) or lib.llama_model_is_hybrid(handle)
+        )
+
+    @property
+    def handle(self) -> Any:
+        """
+        The native pointer.
+
+        Raises:
+            BackendError: The model is closed.
+        """
+        if self._handle is None:
+            raise BackendError("the model is closed", plugin=PLUGIN, where=str(self.path), fix="load it again")
+        return self._handle
+
+    def close(self) -> None:
+        """Free the weights, after every context that uses them. Idempotent."""
+        for context in list(self._contexts):
+            context.close()
+        if self._handle is not None:
+            handle, self._handle, self.vocab = self._handle, None, None
+            self._lib.llama_model_free(handle)
+
+    def attach(self, context: NativeContext) -> None:
+        """Remember *context*, which must be freed before the weights."""
+        self._contexts.add(context)
+
+
+class NativeBatch:
+    """
+    A `llama_batch` over numpy arrays, so that slices fill it.
+
+    Attributes:
+        tokens: int32[capacity].
+        positions: int32[capacity].
+        seqs: int32[capacity]; one sequence id a row.
+        outputs: int8[capacity]; 1 where logits are wanted.
+    """
+
+    def __init__(self, lib: Any, capacity: int) -> None:
+        self.capacity = capacity
+        self.tokens: NDArray[np.int32] = np.zeros(capacity, np.int32)
+        self.positions: NDArray[np.int32] = np.zeros(capacity, np.int32)
+        self.seqs: NDArray[np.int32] = np.zeros(capacity, np.int32)
+        self.outputs: NDArray[np.int8] = np.zeros(capacity, np.int8)
+        self._counts: NDArray[np.int32] = np.ones(capacity, np.int32)
+        # seq_id is an array of pointers: row i points at seqs[i], for ever
+        self._rows: NDArray[np.uintp] = np.arange(capacity, dtype=np.uintp) * np.uintp(4) + np.uintp(
+            self.seqs.ctypes.data
+        )
+        fields: dict[str, NDArray[Any]] = {
+            "token": self.tokens,
+            "pos": self.positions,
+            "n_seq_id": self._counts,
+            "seq_id": self._rows,
+            "logits": self.outputs,
+        }
+        types = dict(lib.llama_batch._fields_)
+        self.native: Any = lib.llama_batch(
+            **{name: ctypes.cast(array.ctypes.data, types[name]) for name, array in fields.items()}
+        )
+
+
+class NativeContext:
+    """
+    One llama.cpp context with its batch. Used by one thread at a time.
+
+    Args:
+        model: Loaded weights.
+        settings: How to make it.
+
+    Attributes:
+        batch: Fill rows 0..n-1, then call `decode(n)`.
+        batch_rows: Most rows `decode` takes, as llama.cpp granted it.
+        cells: Positions each sequence can hold, as llama.cpp granted them; at least `settings.context_size`.
+        rollback_rows: Recurrent states kept per sequence, as llama.cpp granted them.
+
+    Raises:
+        ConfigError: The settings contradict the model or each other.
+        BackendError: llama.cpp cannot make the context.
+    """
+
+    def __init__(self, model: NativeModel, settings: ContextSettings) -> None:
+        self._lib = lib = model._lib  # noqa: SLF001 - same module
+        self._handle: Any = None
+        self.model = model
+        self.settings = settings
+        params = self._params(settings)
+        self._handle = lib.llama_init_from_model(model.handle, params)
+        if not self._handle:
+            raise BackendError(
+                f"llama.cpp cannot make a context: {log_bridge().last_complaint() or 'no reason given'}",
+                plugin=PLUGIN,
+                where=str(model.path),
+                got=settings,
+                fix="ask for a smaller context or fewer sequences",
+            )
+        model.attach(self)
+        self._memory: Any = lib.llama_get_memory(self._handle)
+        self.batch_rows: int = min(lib.llama_n_batch(self._handle), lib.llama_n_ubatch(self._handle))
+        self.cells: int = lib.llama_n_ctx_seq(self._handle)
+        self.rollback_rows: int = lib.llama_n_rs_seq(self._handle) if model.is_recurrent else 0
+        self.max_outputs: int = params.n_outputs_max
+        self.batch = NativeBatch(lib, self.batch_rows)
+        self._address = 0
+        self._logits: NDArray[np.float32] = np.empty((0, model.vocab_size), np.float32)
+
+    def _params(self, settings: ContextSettings) -> Any:
+        if settings.kv_type not in _KV_TYPES:
+            raise ConfigError(
+                f"kv_type is {settings.kv_type!r}", plugin=PLUGIN, got=settings.kv_type, expected=", ".join(_KV_TYPES)
+            )
+        cells = -(-settings.context_size // CELL_BLOCK) * CELL_BLOCK
+        # llama.cpp asserts that a rollback window fits a physical batch with a row to spare
+        rows = min(max(settings.batch_rows, settings.rollback_rows + 2), cells * settings.max_sequences)
+        params = self._lib.llama_context_default_params()
+        params.n_ctx = cells * settings.max_sequences
+        # one physical batch a logical one: a split would compute its parts at other widths
+        params.n_batch = params.n_ubatch = rows
+        params.n_seq_max = settings.max_sequences
+        params.n_outputs_max = max(settings.max_outputs, settings.max_sequences)  # less aborts at creation
+        params.n_rs_seq = settings.rollback_rows
+        params.n_threads = params.n_threads_batch = settings.threads
+        params.flash_attn_type = _FLASH_ON if settings.flash_attention else _FLASH_OFF
+        params.type_k = params.type_v = _KV_TYPES[settings.kv_type]
+        params.swa_full = settings.swa_full
+        params.kv_unified = False  # a shared stream would let sequences change each other's numerics
+        params.offload_kqv = params.op_offload = False
+        params.no_perf = True
+        return params
+
+    @property
+    def handle(self) -> Any:
+        """
+        The native pointer.
+
+        Raises:
+            BackendError: The context is closed.
+        """
+        if self._handle is None:
+            raise BackendError("the session is closed", plugin=PLUGIN, fix="open another one")
+        return self._handle
+
+    def decode(self, rows: int) -> NDArray[np.float32]:
+        """
+        Evaluate rows 0..rows-1 of `batch`.
+
+        Returns:
+            float32[outputs, vocab]: logits of the rows flagged in `batch.outputs`, in batch order. A
+            read-only view of llama.cpp's own buffer: dead with the next `decode` and with `close`.
+
+        Raises:
+            BackendError: The rows do not fit, or llama.cpp failed; sequences may then hold some of the rows.
+        """
+        handle, batch = self.handle, self.batch
+        count = int(np.count_nonzero(batch.outputs[:rows]))
+        if not 0 < rows <= self.batch_rows or count > self.max_outputs:  # either would abort the process
+            raise BackendError(
+                f"{rows} rows with {count} outputs do not fit one decode",
+                plugin=PLUGIN,
+                got=(rows, count),
+                expected=f"at most {self.batch_rows} rows and {self.max_outputs} outputs",
+            )
+        batch.native.n_tokens = rows
+        code = self._lib.llama_decode(handle, batch.native)
+        if code:
+            cause = _DECODE_CAUSES.get(code, "a fatal error")
+            raise BackendError(
+                f"llama_decode returned {code}, {cause}: {log_bridge().last_complaint() or 'no reason given'}",
+                plugin=PLUGIN,
+                got=code,
+            )
+        return self._view()[:count] if count else self._logits[:0]
+
+    def _view(self) -> NDArray[np.float32]:
+        """The whole output buffer; also waits for the computation to finish."""
+        pointer = self._lib.llama_get_logits(self.handle)
+        if not pointer:
+            raise BackendError("llama.cpp has no logits for the rows it computed", plugin=PLUGIN)
+        address = ctypes.addressof(pointer.contents)
+        if address != self._address:  # the buffer grows with the largest number of outputs seen
+            view = np.ctypeslib.as_array(pointer, shape=(self.max_outputs, self.model.vocab_size))
+            view.flags.writeable = False
+            self._address, self._logits = address, view
+        return self._logits
+
+    def remove(self, seq: int, start: int) -> bool:
+        """
+        Drop the rows of *seq* from position *start* on.
+
+        Returns:
+            False where the memory cannot do that; it is then unchanged. From 0 on it always can.
+        """
+        return bool(self._lib.llama_memory_seq_rm(self._memory_of(), seq, start, -1))
+
+    def first_position(self, seq: int) -> int:
+        """Smallest position from which on every row of *seq* is still held, or -1 where it holds none."""
+        return int(self._lib.llama_memory_seq_pos_min(self._memory_of(), seq))
+
+    def last_position(self, seq: int) -> int:
+        """Largest position *seq* holds, or -1 where it holds none."""
+        return int(self._lib.llama_memory_seq_pos_max(self._memory_of(), seq))
+
+    def _memory_of(self) -> Any:
+        self.handle  # noqa: B018 - raises where the context is closed
+        return self._memory
+
+    def snapshot(self, seq: int) -> NDArray[np.uint8]:
+        """
+        A copy of the state of *seq* that rows cannot be cut from: recurrent state, small sliding windows.
+
+        Raises:
+            BackendError: llama.cpp wrote another size than it announced.
+        """
+        size = self._lib.llama_state_seq_get_size_ext(self.handle, seq, _PARTIAL_ONLY)
+        data = np.empty(size, np.uint8)
+        written = self._lib.llama_state_seq_get_data_ext(self.handle, _bytes_of(data), size, seq, _PARTIAL_ONLY)
+        if written != size or not size:
+            raise BackendError(
+                f"the snapshot of sequence {seq} has {written} bytes", plugin=PLUGIN, got=written, expected=size
+            )
+        return data
+
+    def restore(self, seq: int, data: NDArray[np.uint8], length: int) -> bool:
+        """
+        Bring *seq* back to *data*, a `snapshot` taken when it held *length* positions.
+
+        Returns:
+            False where llama.cpp refused either half; *seq* may then hold anything.
+        """
+        read = self._lib.llama_state_seq_set_data_ext(self.handle, _bytes_of(data), data.size, seq, _PARTIAL_ONLY)
+        # the attention part was not in the snapshot: its later rows are cut
+        return bool(read == data.size) and self.remove(seq, length)
+
+    def close(self) -> None:
+        """Free the context. Idempotent."""
+        if self._handle is not None:
+            handle, self._handle, self._memory = self._handle, None, None
+            self._lib.llama_free(handle)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _bytes_of(data: NDArray[np.uint8]) -> Any:
+    return data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
