@@ -1,0 +1,297 @@
+"""
+Configuration: defaults, then ``power.toml``, then ``POWER_*`` variables, then flags; one frozen object.
+
+Every value remembers where it came from, so that an error names the file, variable or flag to mend.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import platformdirs
+from attrs import field, frozen
+
+from power_core.errors import ConfigError, RequestError
+from power_core.structuring import structured, type_name, unknown_name
+
+if TYPE_CHECKING:  # configuration is read without numpy, which these need
+    from power_core.capabilities import Registration
+    from power_core.plugins import PluginSet
+    from power_core.request import SamplingSpec
+
+__all__ = ["PowerConfig", "config_files", "load_config"]
+
+FILE_NAME = "power.toml"
+PREFIX = "POWER_"
+PLUGIN_TABLE = "plugin"
+# Variables with the prefix that are no keys; plugins own POWER_<PLUGIN>_* and are not policed here.
+_OTHER_VARIABLES = frozenset({"POWER_BLOCK_PLUGINS", "POWER_CONFIG", "POWER_DEBUG"})
+# A variable this like a key's is a typo; the prefix is too common a word to refuse every other name.
+_TYPO = 0.85
+_TRUTH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+_SAMPLING = (
+    "temperature",
+    "top_k",
+    "typical_p",
+    "top_p",
+    "min_p",
+    "repeat_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "penalty_window",
+    "seed",
+)
+
+
+def _at_least(minimum: int) -> Callable[[object, Any, Any], None]:
+    def check(_config: object, attribute: Any, value: float | None) -> None:
+        if value is not None and not value >= minimum:
+            raise ConfigError(f"{attribute.name} is {value}", who="config", got=value, expected=f">= {minimum}")
+
+    return check
+
+
+def _key(default: Any, minimum: int | None = None, flag: str | None = None) -> Any:
+    metadata = {"flag": flag} if flag else {}
+    return field(default=default, validator=[] if minimum is None else _at_least(minimum), metadata=metadata)
+
+
+@frozen
+class PowerConfig:
+    """
+    Everything that can be configured. Keys, variables (``POWER_`` + the key in capitals) and fields have one name.
+
+    Args:
+        model: Name of a registered or added model, or a path; None takes the default model.
+        spec_mode: `off`, `auto` or the name of a strategy.
+        spec_draft_max: Most proposal tokens a round (K). 0 never proposes.
+        spec_mtp_recurrent_snapshots: Resident rollback states (S), for targets whose memory cannot be cut
+            freely. Below K a deep rejection costs one replay, and then bounds the request's proposals.
+        allow_unverified: Let strategies run on targets for which nothing can be promised.
+        max_tokens: Most tokens to emit; -1 for no limit but the context.
+        ctx: Positions per sequence; None takes the smaller of 4096 and what the model was trained for.
+        threads: Compute threads; None lets the backend choose.
+        parallel: Requests decoded together.
+        temperature: See `SamplingSpec`, as for all that follow.
+        sections: Raw tables ``[plugin.NAME]``, NAME being a target or strategy; see `plugin`.
+        sources: Key -> the file, variable or flag it was set by.
+    """
+
+    model: str | None = _key(None)
+    spec_mode: str = _key("auto", flag="--spec")
+    spec_draft_max: int = _key(8, minimum=0, flag="--draft-max")
+    spec_mtp_recurrent_snapshots: int = _key(8, minimum=0)
+    allow_unverified: bool = _key(False)
+    max_tokens: int = _key(256, minimum=-1)
+    ctx: int | None = _key(None, minimum=1)
+    threads: int | None = _key(None, minimum=1)
+    parallel: int = _key(1, minimum=1)
+    temperature: float = _key(0.0)
+    top_k: int = _key(0)
+    typical_p: float = _key(1.0)
+    top_p: float = _key(1.0)
+    min_p: float = _key(0.0)
+    repeat_penalty: float = _key(1.0)
+    presence_penalty: float = _key(0.0)
+    frequency_penalty: float = _key(0.0)
+    penalty_window: int = _key(64)
+    seed: int | None = _key(None, minimum=0)
+    sections: Mapping[str, Mapping[str, Any]] = field(factory=dict)
+    sources: Mapping[str, str] = field(factory=dict, eq=False, repr=False)
+
+    @property
+    def token_limit(self) -> int | None:
+        """`max_tokens` as a request has it: None for no limit."""
+        return None if self.max_tokens < 0 else self.max_tokens
+
+    def sampling(self, **changes: Any) -> SamplingSpec:
+        """
+        The sampling settings, with *changes* for what is not configured (bias, schema, log-probabilities).
+
+        Raises:
+            ConfigError: A value is out of range; says which key and where it was set.
+        """
+        from power_core.request import SamplingSpec
+
+        chosen = {name: getattr(self, name) for name in _SAMPLING}
+        for name, value in chosen.items():
+            try:
+                SamplingSpec(**{name: value})
+            except RequestError as exc:
+                source = self.sources.get(name)
+                raise ConfigError(exc.what, who="config", where=source, got=exc.got, expected=exc.expected) from exc
+        return SamplingSpec(**{**chosen, **changes})
+
+    def plugin(self, registration: Registration[Any]) -> Any:
+        """
+        The section ``[plugin.NAME]`` of a registered target or strategy, as its own config class.
+
+        Returns:
+            An instance with the plugin's defaults where nothing is configured; None where it takes no configuration.
+
+        Raises:
+            ConfigError: A key is unknown or a value is of the wrong type or range.
+        """
+        table = self.sections.get(registration.name, {})
+        source = self.sources.get(f"{PLUGIN_TABLE}.{registration.name}", "config")
+        where = f"[{PLUGIN_TABLE}.{registration.name}]"
+        if registration.config is None:
+            if table:
+                raise ConfigError("takes no configuration", who=source, where=where, plugin=registration.plugin)
+            return None
+        values = structured(registration.config, table, lambda key: f"{source}: {where} {key}")
+        try:
+            return registration.config(**values)
+        except Exception as exc:
+            what = exc.what if isinstance(exc, ConfigError) else str(exc)
+            raise ConfigError(what, who=source, where=where, plugin=registration.plugin, got=dict(table)) from exc
+
+    def check_plugins(self, plugins: PluginSet) -> None:
+        """
+        Refuse sections for a name that nobody registered.
+
+        Where plugins failed to load or were blocked the section may be theirs, and is let be.
+
+        Raises:
+            ConfigError: With the nearest registered name.
+        """
+        registry = plugins.registry
+        known = {*registry.targets.names(), *registry.strategies.names()}
+        for name in self.sections:
+            if name not in known and not plugins.failures and not plugins.blocked:
+                source = self.sources.get(f"{PLUGIN_TABLE}.{name}")
+                raise unknown_name(f"no installed plugin has the section [{PLUGIN_TABLE}.{name}]", name, known, source)
+
+
+def load_config(
+    flags: Mapping[str, Any] | None = None,
+    *,
+    path: str | Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> PowerConfig:
+    """
+    Read the configuration.
+
+    Args:
+        flags: Key -> value of what was given on the command line; None means not given.
+        path: The file to read instead of looking for one (``--config``).
+        environ: Environment to read instead of the process's.
+        cwd: Folder whose ``power.toml`` counts, instead of the current one.
+
+    Raises:
+        ConfigError: Names key, source, value and what was expected.
+    """
+    environ = os.environ if environ is None else environ
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    sections: dict[str, Any] = {}
+    file = _find_file(path, environ, cwd)
+    if file is not None:
+        table = _read_toml(file)
+        sections = _plugin_tables(table.pop(PLUGIN_TABLE, {}), str(file))
+        _merge(values, sources, table, lambda key: f"{file}: {key}")
+        sources |= {f"{PLUGIN_TABLE}.{name}": str(file) for name in sections}
+    _merge(values, sources, _from_environment(environ), lambda key: PREFIX + key.upper())
+    given = {key: value for key, value in (flags or {}).items() if value is not None}
+    _merge(values, sources, given, _flag_name)
+    return PowerConfig(**values, sections=sections, sources=sources)
+
+
+def config_files(environ: Mapping[str, str] | None = None, cwd: Path | None = None) -> list[Path]:
+    """Where a configuration file is looked for, first hit wins."""
+    environ = os.environ if environ is None else environ
+    named = [Path(environ["POWER_CONFIG"])] if environ.get("POWER_CONFIG") else []
+    return [*named, (cwd or Path.cwd()) / FILE_NAME, platformdirs.user_config_path("power") / FILE_NAME]
+
+
+def _keys() -> dict[str, Any]:
+    attrs.resolve_types(PowerConfig)
+    return {a.name: a for a in attrs.fields(PowerConfig) if a.name not in ("sections", "sources")}
+
+
+def _flag_name(key: str) -> str:
+    attribute = _keys().get(key)
+    flag = attribute.metadata.get("flag") if attribute is not None else None
+    return flag or "--" + key.replace("_", "-")
+
+
+def _find_file(path: str | Path | None, environ: Mapping[str, str], cwd: Path | None) -> Path | None:
+    if path is None and environ.get("POWER_CONFIG"):
+        path = environ["POWER_CONFIG"]
+    if path is not None:  # a file that was asked for must be there
+        return Path(path)
+    return next((file for file in config_files(environ, cwd) if file.is_file()), None)
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_bytes().decode("utf-8"))
+    except OSError as exc:
+        raise ConfigError(f"cannot be read: {exc.strerror}", who="config", where=str(file), got=file) from exc
+    except ValueError as exc:  # broken UTF-8 and broken TOML
+        raise ConfigError(f"not TOML: {exc}", who="config", where=str(file)) from exc
+
+
+def _plugin_tables(table: Any, source: str) -> dict[str, Any]:
+    sections = table if isinstance(table, dict) else {PLUGIN_TABLE: table}
+    for name, section in sections.items():
+        if not isinstance(section, dict):
+            raise ConfigError(
+                f"{PLUGIN_TABLE}.{name} is {section!r}",
+                who="config",
+                where=source,
+                got=section,
+                expected=f"a table [{PLUGIN_TABLE}.{name}]",
+            )
+    return sections
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    keys = {PREFIX + key.upper(): attribute for key, attribute in _keys().items()}
+    found = {}
+    for name, value in environ.items():
+        if name in keys:
+            if value != "":  # an empty variable is one that was switched off
+                found[keys[name].name] = _read_value(value, keys[name].type)
+        elif _looks_like_key(name, keys):
+            raise unknown_name("unknown variable", name, keys, "environment")
+    return found
+
+
+def _looks_like_key(name: str, keys: Mapping[str, Any]) -> bool:
+    if not name.startswith(PREFIX) or name in _OTHER_VARIABLES:
+        return False
+    return name.startswith("POWER_SPEC_") or bool(difflib.get_close_matches(name, keys, n=1, cutoff=_TYPO))
+
+
+def _read_value(text: str, wanted: Any) -> Any:
+    """What a variable spells; what does not fit stays text and is refused with its source."""
+    readers: dict[str, Callable[[str], Any]] = {
+        type_name(int): int,
+        type_name(float): float,
+        type_name(bool): _TRUTH.__getitem__,
+    }
+    try:
+        return readers.get(type_name(wanted), str)(text)
+    except (KeyError, ValueError):
+        return text
+
+
+def _merge(
+    values: dict[str, Any], sources: dict[str, str], table: Mapping[str, Any], source_of: Callable[[str], str]
+) -> None:
+    for key, value in structured(PowerConfig, table, source_of).items():
+        try:
+            PowerConfig(**{key: value})  # alone, so that an error in its range knows its source
+        except ConfigError as exc:
+            exc.where = source_of(key)
+            raise
+        values[key] = value
+        sources[key] = source_of(key)
