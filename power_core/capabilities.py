@@ -11,18 +11,33 @@ import difflib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
+import attrs
 from attrs import frozen
 
 from power_core.errors import CapabilityError, NameTakenError, PluginError
 from power_core.hookspecs import ModelSource
 
-__all__ = ["OFF", "AUTO", "Registration", "Registry", "Table"]
+__all__ = ["AUTO", "CORE_COMMANDS", "OFF", "Registration", "Registry", "Table"]
 
 OFF = "off"
 AUTO = "auto"
 # A separate draft model is a real technique, but nothing provides it yet: the name is kept free so
 # that no plugin can take it for something else.
 RESERVED = {"draft-model": "no plugin provides a separate draft model yet"}
+CORE_COMMANDS = frozenset({"doctor", "generate", "models", "plugins", "receipt", "verify"})
+_OPTIONS = {
+    "targets": frozenset[str](),
+    "strategies": frozenset({"auto_rank", "description", "zero_weight"}),
+    "models": frozenset({"default"}),
+    "commands": frozenset({"help"}),
+}
+_CONFIGURABLE = frozenset({"targets", "strategies"})
+_FITS: Mapping[str, Callable[[object], bool]] = {
+    "targets": callable,
+    "strategies": callable,
+    "models": lambda value: isinstance(value, ModelSource),
+    "commands": lambda value: isinstance(value, str) and value.count(":") == 1,
+}
 T = TypeVar("T")
 
 
@@ -50,7 +65,9 @@ class Table(Generic[T]):
         if item.name in self._items:
             raise NameTakenError(
                 f"{self.kind} {item.name!r} is already registered by {self._items[item.name].owner}",
-                who=item.owner, plugin=item.plugin, got=item.name,
+                who=item.owner,
+                plugin=item.plugin,
+                got=item.name,
                 fix=f"uninstall one of the two, or block one with POWER_BLOCK_PLUGINS={item.plugin}",
             )
         self._items[item.name] = item
@@ -62,7 +79,8 @@ class Table(Generic[T]):
         near = difflib.get_close_matches(name, self._items, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise CapabilityError(
-            f"no installed plugin provides the {self.kind} {name!r}", got=name,
+            f"no installed plugin provides the {self.kind} {name!r}",
+            got=name,
             expected="one of " + (", ".join(sorted(self._items)) or "none installed"),
             fix=hint + "`power plugins` shows what is installed and what failed to load",
         )
@@ -91,11 +109,17 @@ class Registry:
 
     def registrar(self, hook: str, plugin: str, owner: str) -> Callable[..., None]:
         """The ``register`` callback of *hook* for one plugin."""
-        table: Table[Any] = getattr(self, hook.removeprefix("power_register_"))
+        kind = hook.removeprefix("power_register_")
+        table: Table[Any] = getattr(self, kind)
 
-        def register(name: str, value: Any, *, config: type | None = None, **options: Any) -> None:
-            if name in RESERVED or name in (OFF, AUTO):
-                raise PluginError(f"{table.kind} name {name!r} is reserved", who=owner, plugin=plugin, got=name)
+        def register(name: str, value: Any, /, *, config: type | None = None, **options: Any) -> None:
+            problem = _problem(kind, name, value, config, options)
+            if problem is not None:
+                raise PluginError(f"{table.kind} {name!r}: {problem}", who=owner, plugin=plugin, got=name)
+            if kind == "commands" and name in CORE_COMMANDS:
+                raise NameTakenError(
+                    f"command {name!r} is already registered by power-core", who=owner, plugin=plugin, got=name
+                )
             table.add(Registration(name, plugin, owner, value, config, options))
 
         return register
@@ -104,8 +128,10 @@ class Registry:
         """The registration of strategy *name*; reserved names say what is missing."""
         if name in RESERVED:
             raise CapabilityError(
-                f"strategy {name!r} is reserved: {RESERVED[name]}", got=name,
-                expected="one of " + ", ".join(self.strategies.names()), fix="choose an installed strategy or 'off'",
+                f"strategy {name!r} is reserved: {RESERVED[name]}",
+                got=name,
+                expected="one of " + ", ".join(self.strategies.names()),
+                fix="choose an installed strategy or 'off'",
             )
         return self.strategies.get(name)
 
@@ -120,3 +146,20 @@ class Registry:
 
     def default_model(self) -> str | None:
         return next((r.name for r in self.models if r.options.get("default")), None)
+
+
+def _problem(kind: str, name: object, value: object, config: object, options: Mapping[str, Any]) -> str | None:
+    """What is wrong with the arguments of a registration; they come from code we have never seen."""
+    if not isinstance(name, str) or not name or name.startswith("-"):
+        return "a name is a string, not empty, and does not begin with '-'"
+    if name in RESERVED or name in (OFF, AUTO):
+        return "the name is reserved"
+    for option in options:
+        if option not in _OPTIONS[kind]:
+            near = difflib.get_close_matches(option, _OPTIONS[kind], n=1)
+            return f"unknown option {option!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+    if kind == "commands" and not isinstance(options.get("help"), str):
+        return "a command needs help=, the line `power --help` shows"
+    if config is not None and (kind not in _CONFIGURABLE or not attrs.has(config)):  # type: ignore[arg-type]
+        return "config is the attrs class of a target's or a strategy's section"
+    return None if _FITS[kind](value) else f"cannot be registered by a {type(value).__name__}"

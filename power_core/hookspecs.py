@@ -52,10 +52,14 @@ class ModelSource:
 
 
 class RegisterTarget(Protocol):
-    """``register("llamacpp", make, config=LlamaCppConfig)``; *config* is an attrs class, the plugin's section of power.toml."""
+    """
+    ``register("llamacpp", make, config=LlamaCppConfig)``.
+
+    *config* is an attrs class: the section ``[plugin.llamacpp]`` of power.toml, given to the factory.
+    """
 
     def __call__(
-        self, name: str, factory: Callable[[Any], TargetBackend], *, config: type | None = None
+        self, name: str, factory: Callable[[Any], TargetBackend], /, *, config: type | None = None
     ) -> None: ...
 
 
@@ -71,6 +75,7 @@ class RegisterStrategy(Protocol):
         self,
         name: str,
         factory: Callable[[Any], Drafter],
+        /,
         *,
         config: type | None = None,
         zero_weight: bool = False,
@@ -82,13 +87,13 @@ class RegisterStrategy(Protocol):
 class RegisterModel(Protocol):
     """``register("smollm2", ModelSource(...), default=True)``."""
 
-    def __call__(self, name: str, source: ModelSource, *, default: bool = False) -> None: ...
+    def __call__(self, name: str, source: ModelSource, /, *, default: bool = False) -> None: ...
 
 
 class RegisterCommand(Protocol):
     """``register("train", "power_train.cli:train", help="...")``: imported only when the command is run."""
 
-    def __call__(self, name: str, import_path: str, *, help: str) -> None: ...
+    def __call__(self, name: str, import_path: str, /, *, help: str) -> None: ...  # noqa: A002 - click's own word
 
 
 @hookspec
