@@ -51,9 +51,7 @@ def _at_least(minimum: float) -> Any:
 def _between(low: float, high: float) -> Any:
     def check(_obj: object, attribute: Any, value: float) -> None:
         if not low <= value <= high:
-            raise RequestError(
-                f"{attribute.name} is {value}", who="sampling", got=value, expected=f"{low} to {high}"
-            )
+            raise RequestError(f"{attribute.name} is {value}", who="sampling", got=value, expected=f"{low} to {high}")
 
     return check
 

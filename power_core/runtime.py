@@ -14,7 +14,7 @@ from power_core.capabilities import AUTO, OFF, Registration
 from power_core.config import PowerConfig, load_config
 from power_core.drafter import Drafter
 from power_core.errors import ArtifactError, CapabilityError, ConfigError, RequestError
-from power_core.evidence import Timings, build_receipt
+from power_core.evidence import build_receipt
 from power_core.hookspecs import ModelSource
 from power_core.models import added_models
 from power_core.plugins import PluginSet, load_plugins
@@ -145,7 +145,8 @@ class Runtime:
             model = self.registry.default_model()
         if model is None:
             raise CapabilityError(
-                "no model was named and no plugin provides a default one", who="open",
+                "no model was named and no plugin provides a default one",
+                who="open",
                 fix="pass --model NAME or a file, or pip install power-smollm2",
             )
         if str(model) in models:
@@ -156,7 +157,9 @@ class Runtime:
         path = Path(model).expanduser()
         if not path.exists() and path.name == str(model) and not path.suffix:
             raise CapabilityError(
-                f"no model and no file is named {model!r}", who="open", got=str(model),
+                f"no model and no file is named {model!r}",
+                who="open",
+                got=str(model),
                 expected="one of " + (", ".join(sorted(models)) or "none registered"),
                 fix="see `power models`, or add a file with `power models add NAME PATH`",
             )
@@ -172,8 +175,11 @@ class Runtime:
                 return backend
         names = ", ".join(self.registry.targets.names()) or "none installed"
         raise CapabilityError(
-            "no target backend knows this file's format", who="open", where=str(path),
-            expected=f"a file of: {names}", fix="pip install power-llamacpp for GGUF files; see `power plugins`",
+            "no target backend knows this file's format",
+            who="open",
+            where=str(path),
+            expected=f"a file of: {names}",
+            fix="pip install power-llamacpp for GGUF files; see `power plugins`",
         )
 
 
@@ -208,8 +214,12 @@ class Engine:
         try:
             self._check_level(strategy)
             self.loop = StepLoop(
-                self.session, model.tokenizer, open_strategy=self._open_strategy, default_strategy=strategy,
-                draft_max=draft_max, receipt=self._receipt,
+                self.session,
+                model.tokenizer,
+                open_strategy=self._open_strategy,
+                default_strategy=strategy,
+                draft_max=draft_max,
+                receipt=self._receipt,
             )
             if strategy != OFF:
                 self.loop.drafts.get(strategy)
@@ -354,8 +364,10 @@ class Engine:
         config = self._runtime.config
         if strategy != OFF and self.profile.level is ExactnessLevel.UNVERIFIED and not config.allow_unverified:
             raise CapabilityError(
-                f"strategy {strategy!r} cannot be promised to be lossless on this target", who=f"engine {self.name!r}",
-                got=self.profile.level.value, expected="level bitwise or padded",
+                f"strategy {strategy!r} cannot be promised to be lossless on this target",
+                who=f"engine {self.name!r}",
+                got=self.profile.level.value,
+                expected="level bitwise or padded",
                 fix="see `power doctor`; decode with --spec off, or set allow_unverified = true",
             )
 
@@ -367,7 +379,9 @@ class Engine:
         if missing:
             raise CapabilityError(
                 f"strategy {name!r} needs {', '.join(sorted(missing))}, which this target does not have",
-                who=f"engine {self.name!r}", got=sorted(self.session.capabilities), plugin=item.plugin,
+                who=f"engine {self.name!r}",
+                got=sorted(self.session.capabilities),
+                plugin=item.plugin,
                 fix="choose another strategy or another target backend",
             )
         self._owners[name] = item.owner
@@ -458,6 +472,10 @@ def _check_digest(name: str, path: Path, sha256: str | None) -> None:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != sha256:
         raise ArtifactError(
-            f"the file of model {name!r} has SHA-256 {found[:16]}...", who="open", where=str(path), got=found,
-            expected=f"{sha256[:16]}...", fix="reinstall the model, or open the file by its path",
+            f"the file of model {name!r} has SHA-256 {found[:16]}...",
+            who="open",
+            where=str(path),
+            got=found,
+            expected=f"{sha256[:16]}...",
+            fix="reinstall the model, or open the file by its path",
         )

@@ -10,6 +10,7 @@ compares identities and bounds and never interprets what is behind a digest.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from bisect import bisect_left
 from collections.abc import Mapping
@@ -50,7 +51,7 @@ class ShapeIdentity:
 
 
 def _ascending(_obj: object, _attr: object, widths: tuple[int, ...]) -> None:
-    if not widths or widths[0] < 1 or any(a >= b for a, b in zip(widths, widths[1:], strict=False)):
+    if not widths or widths[0] < 1 or any(a >= b for a, b in itertools.pairwise(widths)):
         raise ShapeError("widths must be positive and ascending", who="WidthClass", got=widths)
 
 

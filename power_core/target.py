@@ -73,7 +73,7 @@ class RowBatch:
         self.tokens[start:end] = tokens
         self.positions[start:end] = self._iota[1 : count + 1] + position
         self.seqs[start:end] = seq
-        self.parents[start:end] = self._iota[start : end]
+        self.parents[start:end] = self._iota[start:end]
         self.parents[start] = -1
         self.outputs[start:end] = False
         self.outputs[end - outputs : end] = outputs > 0
@@ -270,4 +270,3 @@ class TargetBackend(Protocol):
         Raises:
             ArtifactError: The file is damaged, foreign or unsupported; native code has not seen it.
         """
-

@@ -1,4 +1,4 @@
-"""
+r"""
 The state machine of one step of one request.
 
     open -> drafted -> evaluated -> verified -> committed
@@ -118,5 +118,7 @@ class Transaction:
     def _illegal(self, phase: Phase) -> TransactionError:
         return TransactionError(
             f"a step cannot go from {self.phase.name.lower()} to {phase.name.lower()}",
-            who="transaction", got=phase.name, fix="this is a bug in the engine",
+            who="transaction",
+            got=phase.name,
+            fix="this is a bug in the engine",
         )

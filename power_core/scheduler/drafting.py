@@ -29,14 +29,16 @@ class OpenDraft:
         """Call a *method* of the draft session; what it raises is a `PowerError` that names the strategy."""
         try:
             return method(*args, **kwargs)
-        except Exception as exc:  # noqa: BLE001 - plugin code may raise anything
+        except Exception as exc:
             raise self._error(exc) from exc
 
     def _error(self, exc: Exception) -> PowerError:
         if isinstance(exc, PowerError):
             return exc
         return DrafterError(
-            f"{type(exc).__name__}: {exc}", who=f"strategy {self.name!r}", got=exc,
+            f"{type(exc).__name__}: {exc}",
+            who=f"strategy {self.name!r}",
+            got=exc,
             fix="report it to the plugin's author, or decode with --spec off",
         )
 
@@ -57,8 +59,11 @@ class OpenDraft:
         proposals = self.session.propose(requests)
         if len(proposals) != len(requests):
             raise DrafterError(
-                f"{len(proposals)} proposals for {len(requests)} requests", who=f"strategy {self.name!r}",
-                got=len(proposals), expected=len(requests), fix="report it to the plugin's author",
+                f"{len(proposals)} proposals for {len(requests)} requests",
+                who=f"strategy {self.name!r}",
+                got=len(proposals),
+                expected=len(requests),
+                fix="report it to the plugin's author",
             )
         return proposals
 

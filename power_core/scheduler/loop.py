@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as Seq
 from typing import Any
 
 import structlog
@@ -17,7 +18,7 @@ import structlog
 from power_core.decoding import Decoder
 from power_core.drafter import DraftRequest
 from power_core.errors import BackendError, ConfigError, PowerError, RequestError
-from power_core.request import Event, GenerationRequest, Result, Usage
+from power_core.request import Event, GenerationRequest, Result, TokenLogprobs, Usage
 from power_core.sampling import Sampler, resolve_seed
 from power_core.scheduler.drafting import DraftPool, OpenDraft, checked_ids
 from power_core.scheduler.plan import Plan, make_plan
@@ -62,7 +63,9 @@ class StepLoop:
     ) -> None:
         if session.max_sequences > session.profile.decode.max_rows:
             raise ConfigError(
-                f"{session.max_sequences} parallel requests", who="scheduler", got=session.max_sequences,
+                f"{session.max_sequences} parallel requests",
+                who="scheduler",
+                got=session.max_sequences,
                 expected=f"at most {session.profile.decode.max_rows}, the rows of one exact step",
                 fix="lower parallel",
             )
@@ -149,8 +152,11 @@ class StepLoop:
             raise RequestError(f"prompt token {bad} is no token id", who=who, got=bad, expected=f"0 to {vocab - 1}")
         if len(request.prompt) > self.session.context_size:
             raise RequestError(
-                f"the prompt has {len(request.prompt)} tokens", who=who, got=len(request.prompt),
-                expected=f"at most {self.session.context_size}", fix="shorten it or raise --ctx",
+                f"the prompt has {len(request.prompt)} tokens",
+                who=who,
+                got=len(request.prompt),
+                expected=f"at most {self.session.context_size}",
+                fix="shorten it or raise --ctx",
             )
         if request.max_tokens is not None and request.max_tokens < 0:
             raise RequestError(
@@ -316,11 +322,11 @@ class StepLoop:
         sequence, counts = member.sequence, member.sequence.counts
         first = len(sequence.origins)
         origins = [_origin(member, offset) for offset in range(len(member.chosen))]
-        logprobs = sequence.sampler.logprobs()[first:] or [None] * len(origins)
+        entries: Seq[TokenLogprobs | None] = sequence.sampler.logprobs()[first:] or [None] * len(origins)
         events = [
             Event(sequence.request_id, text, token, origin, first + offset, entry)
             for offset, (token, text, origin, entry) in enumerate(
-                zip(member.chosen, member.texts, origins, logprobs, strict=True)
+                zip(member.chosen, member.texts, origins, entries, strict=True)
             )
         ]
         member.recorded = True
@@ -404,9 +410,7 @@ class StepLoop:
         sequence.clock.finished = time.perf_counter()
         rest = sequence.decoder.flush()
         result = self._result(sequence, reason, rest, error)
-        self._outbox.append(
-            Event(sequence.request_id, rest, None, Origin.END, len(sequence.origins), None, result)
-        )
+        self._outbox.append(Event(sequence.request_id, rest, None, Origin.END, len(sequence.origins), None, result))
 
     def _result(self, sequence: Sequence, reason: FinishReason, rest: str, error: BaseException | None) -> Result:
         ids = tuple(sequence.tokens[sequence.num_prompt :])

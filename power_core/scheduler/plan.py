@@ -50,7 +50,8 @@ def make_plan(
 
 
 def _split(sequences: Iterable[Sequence], session: TargetSession) -> tuple[list[Sequence], list[Sequence]]:
-    prefilling, decoding = [], []
+    prefilling: list[Sequence] = []
+    decoding: list[Sequence] = []
     for sequence in sequences:
         in_prompt = session.length(sequence.seq) < sequence.num_prompt
         (prefilling if in_prompt else decoding).append(sequence)
@@ -94,4 +95,3 @@ def _proposal_limit(sequence: Sequence, context_size: int, room: int) -> int:
     if sequence.guard is not None:
         limit = min(limit, sequence.guard)
     return max(limit, 0)
-

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import time
+from typing import cast
+
+from attrs import frozen
 
 from power_core.decoding import Decoder
 from power_core.drafter import HiddenRows
@@ -55,8 +58,15 @@ class Sequence:
     """
 
     def __init__(
-        self, request_id: int, request: GenerationRequest, *, seed: int, sampler: Sampler, decoder: Decoder,
-        strategy: str, draft_max: int,
+        self,
+        request_id: int,
+        request: GenerationRequest,
+        *,
+        seed: int,
+        sampler: Sampler,
+        decoder: Decoder,
+        strategy: str,
+        draft_max: int,
     ) -> None:
         self.request_id = request_id
         self.request = request
@@ -158,6 +168,14 @@ class Member:
         return self.known + self.accepted
 
 
+@frozen
+class _Mark:
+    """A participant's checkpoint: how far it had got, and what the plugin retained."""
+
+    position: int
+    retained: object
+
+
 class TargetParticipant:
     """The target's rows of one sequence."""
 
@@ -168,7 +186,7 @@ class TargetParticipant:
 
     def checkpoint(self) -> object:
         member = self.planned
-        return member.base, self._session.checkpoint(self._sequence.seq, member.known + member.limit)
+        return _Mark(member.base, self._session.checkpoint(self._sequence.seq, member.known + member.limit))
 
     def commit(self, n: int) -> None:
         """Cut the rejected rows off; deeper than the window, go back and leave the kept rows pending."""
@@ -185,13 +203,12 @@ class TargetParticipant:
         self._sequence.guard = session.rollback_capacity or 0
 
     def restore(self, checkpoint: object) -> None:
-        base, _ = checkpoint  # type: ignore[misc]  # our own pair
-        if self._session.length(self._sequence.seq) != base:
+        if self._session.length(self._sequence.seq) != cast("_Mark", checkpoint).position:
             self._rewind(checkpoint)
 
     def _rewind(self, checkpoint: object) -> None:
         seq, session = self._sequence.seq, self._session
-        _, retained = checkpoint  # type: ignore[misc]  # our own pair
+        retained = cast("_Mark", checkpoint).retained
         if session.can_restore(seq, retained):
             session.restore(seq, retained)
             return
@@ -210,7 +227,7 @@ class DraftParticipant:
         self._observed = 0  # target rows the draft has seen
 
     def checkpoint(self) -> object:
-        return self._observed, self._draft.call(self._draft.session.checkpoint, self._sequence.seq)
+        return _Mark(self._observed, self._draft.call(self._draft.session.checkpoint, self._sequence.seq))
 
     def commit(self, n: int) -> None:
         """Tell the draft what was committed; rows evaluated again after a replay are not told twice."""
@@ -225,5 +242,6 @@ class DraftParticipant:
             self._draft.call(self._draft.session.observe, self._sequence.seq, member.chosen, rows)
 
     def restore(self, checkpoint: object) -> None:
-        self._observed, retained = checkpoint  # type: ignore[misc]  # our own pair
-        self._draft.call(self._draft.session.restore, self._sequence.seq, retained)
+        mark = cast("_Mark", checkpoint)
+        self._observed = mark.position
+        self._draft.call(self._draft.session.restore, self._sequence.seq, mark.retained)

@@ -1,0 +1,53 @@
+"""One engine, one raw reference and the plain ids of every prompt, made once for the whole suite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from parity.prompts import PROMPTS, ParityPrompt
+from power_core.config import PowerConfig
+from power_core.errors import PowerError
+from power_core.request import Result
+from power_core.runtime import Engine, Runtime
+from power_core.target import ChatMessage
+
+MAX_TOKENS = 128
+WIDTHS = (1, 2, 4, 7, 8, 15)
+STRATEGIES = ("prompt-lookup", "ngram-context", "ngram-mod", "ngram-map-k4v", "suffix")
+
+
+def open_engine(runtime: Runtime, model: str, **options: object) -> Engine:
+    """Open *model*, or skip with what would bring it."""
+    try:
+        return runtime.open(model, **options)  # type: ignore[arg-type]  # test options
+    except PowerError as exc:
+        pytest.skip(str(exc))
+
+
+@pytest.fixture(scope="session")
+def runtime() -> Iterator[Runtime]:
+    with Runtime(PowerConfig()) as runtime:
+        yield runtime
+
+
+@pytest.fixture(scope="session")
+def engine(runtime: Runtime) -> Engine:
+    return open_engine(runtime, "smollm2", spec="off", draft_max=15, context_size=2048, parallel=4)
+
+
+@pytest.fixture(scope="session")
+def prompt_ids(engine: Engine) -> Callable[[ParityPrompt], tuple[int, ...]]:
+    def ids(prompt: ParityPrompt) -> tuple[int, ...]:
+        if prompt.chat:
+            return tuple(engine.encode_chat([ChatMessage("user", prompt.text)]))
+        return tuple(engine.encode(prompt.text))
+
+    return ids
+
+
+@pytest.fixture(scope="session")
+def plain(engine: Engine, prompt_ids: Callable[[ParityPrompt], tuple[int, ...]]) -> dict[str, Result]:
+    """Plain decoding of every prompt."""
+    return {p.name: engine.complete(prompt_ids(p), spec="off", max_tokens=MAX_TOKENS) for p in PROMPTS}
