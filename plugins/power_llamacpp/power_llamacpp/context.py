@@ -16,7 +16,8 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from power_core.errors import BackendError, ConfigError
+from power_core.errors import BackendError
+from power_llamacpp.config import KvType
 from power_llamacpp.native import library, log_bridge
 
 __all__ = ["ContextSettings", "NativeBatch", "NativeContext", "NativeModel"]
@@ -24,7 +25,17 @@ __all__ = ["ContextSettings", "NativeBatch", "NativeContext", "NativeModel"]
 PLUGIN = "llamacpp"
 CELL_BLOCK = 256  # llama.cpp rounds a sequence's cells up to this
 _FLASH_ON, _FLASH_OFF = 1, 0
-_KV_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "iq4_nl": 20}
+_KV_TYPES = {
+    KvType.F32: 0,
+    KvType.F16: 1,
+    KvType.Q4_0: 2,
+    KvType.Q4_1: 3,
+    KvType.Q5_0: 6,
+    KvType.Q5_1: 7,
+    KvType.Q8_0: 8,
+    KvType.IQ4_NL: 20,
+    KvType.BF16: 30,
+}  # ggml_type
 _PARTIAL_ONLY = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 _DECODE_CAUSES = {
     1: "no room for the rows in the key/value cache",
@@ -56,7 +67,7 @@ class ContextSettings:
     max_outputs: int = 16
     threads: int = 1
     flash_attention: bool = False
-    kv_type: str = "f16"
+    kv_type: KvType = KvType.F16
     swa_full: bool = True
     rollback_rows: int = 0
 
@@ -176,7 +187,6 @@ class NativeContext:
         rollback_rows: Recurrent states kept per sequence, as llama.cpp granted them.
 
     Raises:
-        ConfigError: The settings contradict the model or each other.
         BackendError: llama.cpp cannot make the context.
     """
 
@@ -206,10 +216,6 @@ class NativeContext:
         self._logits: NDArray[np.float32] = np.empty((0, model.vocab_size), np.float32)
 
     def _params(self, settings: ContextSettings) -> Any:
-        if settings.kv_type not in _KV_TYPES:
-            raise ConfigError(
-                f"kv_type is {settings.kv_type!r}", plugin=PLUGIN, got=settings.kv_type, expected=", ".join(_KV_TYPES)
-            )
         cells = -(-settings.context_size // CELL_BLOCK) * CELL_BLOCK
         # llama.cpp asserts that a rollback window fits a physical batch with a row to spare
         rows = min(max(settings.batch_rows, settings.rollback_rows + 2), cells * settings.max_sequences)
