@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from operator import index
 from typing import ParamSpec, TypeVar
 
+import numpy as np
+
 from power_core.drafter import DraftRequest, DraftSession, Proposal
 from power_core.errors import DrafterError, PowerError
 from power_core.types import TokenId
@@ -49,11 +51,19 @@ class OpenDraft:
         A failed batch is asked again one request at a time, so that one request's failure is its own.
         """
         try:
-            return list(self._propose(requests))
+            return [self._checked(answer) for answer in self._propose(requests)]
         except Exception as exc:  # noqa: BLE001 - plugin code may raise anything
             if len(requests) == 1:
                 return [self._error(exc)]
         return [self.propose([request])[0] for request in requests]
+
+    def _checked(self, answer: object) -> Proposal | PowerError:
+        if isinstance(answer, Proposal) and isinstance(answer.token_ids, Sequence | np.ndarray):
+            return answer
+        return DrafterError(
+            f"proposed {answer!r:.80}", who=f"strategy {self.name!r}", got=answer,
+            expected="a Proposal with a sequence of token ids", fix="report it to the plugin's author",
+        )
 
     def _propose(self, requests: Sequence[DraftRequest]) -> Sequence[Proposal]:
         proposals = self.session.propose(requests)
