@@ -21,7 +21,7 @@ from power_core.testing.faults import Call, Faults, ProtocolViolation
 from power_core.testing.numerics import next_table
 from power_core.testing.plugins import inline_plugin, scripted_plugins
 from power_core.testing.profiles import one_class, padded_class, two_classes
-from power_core.testing.reference import PlainText, greedy_choice, plain_decode
+from power_core.testing.reference import PlainText, plain_choice, plain_decode
 from power_core.testing.rows import Chain, ForwardRecord, ScriptedRows
 from power_core.testing.sessions import ScriptedSession
 from power_core.testing.targets import ScriptedBackend, ScriptedTarget
@@ -49,12 +49,12 @@ __all__ = [
     "ScriptedTarget",
     "ScriptedTokenizer",
     "ZeroDrafter",
-    "greedy_choice",
     "inline_plugin",
     "lies_about",
     "next_table",
     "one_class",
     "padded_class",
+    "plain_choice",
     "plain_decode",
     "recorded",
     "scripted_plugins",

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from power_core.request import GenerationRequest
+from power_core.request import GenerationRequest, SamplingSpec
+from power_core.sampling import draw, reduce_seed, uniform
 from power_core.target import RowBatch, SessionOptions, TargetModel, TargetSession, Tokenizer
 from power_core.types import FinishReason, TokenId
 
-__all__ = ["Choose", "PlainText", "greedy_choice", "plain_decode"]
+__all__ = ["Choose", "PlainText", "plain_choice", "plain_decode"]
 
 Choose = Callable[[Sequence[TokenId], NDArray[np.float32]], TokenId]
 """(tokens so far, logits float32[vocab]) -> the next token."""
@@ -27,9 +29,38 @@ class PlainText:
     finish_reason: FinishReason
 
 
-def greedy_choice(_tokens: Sequence[TokenId], logits: NDArray[np.float32]) -> TokenId:
-    """The largest logit, the lowest id on a tie."""
-    return int(np.argmax(logits))
+def plain_choice(request: GenerationRequest) -> Choose:
+    """
+    The sampler that *request* asks for, worked out from scratch at each token.
+
+    Raises:
+        ValueError: It has no seed, or a grammar, which this does not cover.
+    """
+    spec, start = request.sampling, len(request.prompt)
+    if spec.json_schema is not None or spec.regex is not None or (spec.temperature > 0 and spec.seed is None):
+        raise ValueError("plain choice covers no grammar and no unseeded draw")
+
+    def choose(tokens: Sequence[TokenId], logits: NDArray[np.float32]) -> TokenId:
+        row = logits.copy()
+        for token, bias in spec.logit_bias.items():
+            row[token] += np.float32(bias)
+        _penalise(row, tokens, spec)
+        for processor in spec.processors:
+            returned = processor(tokens, row)
+            row = row if returned is None else returned
+        if spec.temperature == 0:
+            return int(np.argmax(row))  # the lowest id on a tie
+        return draw(row, spec, uniform(reduce_seed(spec.seed or 0), len(tokens) - start))
+
+    return choose
+
+
+def _penalise(row: NDArray[np.float32], tokens: Sequence[TokenId], spec: SamplingSpec) -> None:
+    size = len(tokens) if spec.penalty_window < 0 else min(spec.penalty_window, len(tokens))
+    for token, count in Counter(tokens[len(tokens) - size :]).items():
+        logit = float(row[token])
+        logit = logit / spec.repeat_penalty if logit > 0 else logit * spec.repeat_penalty
+        row[token] = logit - (count * spec.frequency_penalty + spec.presence_penalty)
 
 
 def plain_decode(
@@ -37,7 +68,7 @@ def plain_decode(
     request: GenerationRequest,
     *,
     options: SessionOptions | None = None,
-    choose: Choose = greedy_choice,
+    choose: Choose | None = None,
 ) -> PlainText:
     """
     Decode *request* with one token a forward and none of the engine.
@@ -46,9 +77,9 @@ def plain_decode(
 
     Args:
         model: The target; a session of its own is opened and shut down.
-        request: Its prompt, `max_tokens`, `stop` and `stop_ids` count; its sampling only through *choose*.
+        request: What to decode; its strategy does not matter.
         options: For the session.
-        choose: How tokens are chosen; called once a token, in order.
+        choose: Called once a token, in order, instead of the request's sampler (`plain_choice`).
 
     >>> from power_core.testing.numerics import next_table
     >>> from power_core.testing.targets import ScriptedTarget
@@ -59,7 +90,7 @@ def plain_decode(
     session = model.open_session(options or SessionOptions())
     try:
         session.open(0)
-        return _decode(session, model.tokenizer, request, choose)
+        return _decode(session, model.tokenizer, request, choose or plain_choice(request))
     finally:
         session.shutdown()
 

@@ -1,0 +1,123 @@
+"""The harness of the engine tests: a scripted target, scripted drafters, and the answer of plain decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from power_core.drafter import Drafter
+from power_core.request import Event, GenerationRequest, Result
+from power_core.scheduler.drafting import OpenDraft
+from power_core.scheduler.loop import StepLoop
+from power_core.target import SessionOptions
+from power_core.testing import ScriptedTarget, plain_decode
+from power_core.types import Origin
+
+MOST_STEPS = 5_000  # far more than any request here needs: a test that hangs fails instead
+
+
+class Lab:
+    """
+    A step loop over a scripted target, run to the end and checked.
+
+    Args:
+        target: The model.
+        strategies: Drafters by name.
+        parallel: Sequences decoded together.
+        max_rows: Rows of one decode step.
+        loop: Further arguments of `StepLoop`.
+    """
+
+    def __init__(
+        self,
+        target: ScriptedTarget,
+        strategies: Mapping[str, Drafter] | None = None,
+        *,
+        parallel: int = 1,
+        max_rows: int = 16,
+        **loop: Any,
+    ) -> None:
+        self.target = target
+        self.strategies = dict(strategies or {})
+        layers = {layer for drafter in self.strategies.values() for layer in drafter.requirements().hidden_layers}
+        self.options = SessionOptions(max_sequences=parallel, max_rows=max_rows, hidden_layers=tuple(sorted(layers)))
+        self.session = target.open_session(self.options)
+        self.loop = StepLoop(self.session, target.tokenizer, open_strategy=self._open, **loop)
+        self.events: list[Event] = []
+        self.results: dict[int, Result] = {}
+
+    def _open(self, name: str) -> OpenDraft:
+        drafter = self.strategies[name]
+        layers = drafter.requirements().hidden_layers
+        return OpenDraft(name, drafter.open(self.target, self.session), wants_rows=bool(layers))
+
+    def submit(self, request: GenerationRequest) -> int:
+        return self.loop.submit(request)
+
+    def step(self) -> list[Event]:
+        events = self.loop.step()
+        self.events += events
+        self.results.update({event.request_id: event.result for event in events if event.result is not None})
+        return events
+
+    def drain(self) -> None:
+        """Step until every request has ended."""
+        for _ in range(MOST_STEPS):
+            if not self.loop.active:
+                return
+            self.step()
+        pytest.fail(f"{self.loop.active} requests have not ended after {MOST_STEPS} steps")
+
+    def run(self, *requests: GenerationRequest) -> list[Result]:
+        """Submit *requests*, run them to the end and check that their events add up."""
+        ids = [self.submit(request) for request in requests]
+        self.drain()
+        for request_id in ids:
+            self.check_events(request_id)
+        return [self.results[request_id] for request_id in ids]
+
+    def check_events(self, request_id: int) -> None:
+        """The events of a request are its result, token by token, and nothing comes after the end."""
+        events = [event for event in self.events if event.request_id == request_id]
+        result = self.results[request_id]
+        assert [event.origin is Origin.END for event in events] == [False] * (len(events) - 1) + [True]
+        assert tuple(event.token_id for event in events[:-1]) == result.token_ids
+        assert [event.index for event in events] == list(range(len(events)))
+        assert "".join(event.text for event in events) == result.text
+        assert tuple(event.origin for event in events[:-1]) == result.origins
+        assert result.usage.completion_tokens == len(result.token_ids) == result.counts.emitted
+        assert result.counts.accepted == result.origins.count(Origin.ACCEPTED) <= result.counts.drafted
+
+    def plain(self, request: GenerationRequest) -> tuple[Any, ...]:
+        """The fields of plain decoding that no strategy may change."""
+        answer = plain_decode(self.target, request, options=self.options)
+        return answer.token_ids, answer.text, answer.finish_reason, len(answer.token_ids)
+
+    def check_same(self, request: GenerationRequest, result: Result) -> None:
+        """*result* is what plain decoding gives, field by field."""
+        got = (result.token_ids, result.text, result.finish_reason, result.usage.completion_tokens)
+        assert result.error is None
+        assert got == self.plain(request)
+
+    def close(self) -> None:
+        """Close the loop; nothing may have leaked and no rule may have been broken."""
+        self.loop.close()
+        self.session.assert_all_closed()
+        for drafter in self.strategies.values():
+            drafter.assert_all_ended()
+
+
+@pytest.fixture
+def make_lab() -> Iterator[Callable[..., Lab]]:
+    """Makes labs, and checks each for leaks at the end of the test."""
+    labs: list[Lab] = []
+
+    def make(*args: Any, **kwargs: Any) -> Lab:
+        labs.append(Lab(*args, **kwargs))
+        return labs[-1]
+
+    yield make
+    for lab in labs:
+        lab.close()
