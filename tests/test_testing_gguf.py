@@ -38,7 +38,8 @@ for token in ids[:count]:
 print(decoded.hex())
 row = list(ids[:count])
 for _ in range(50):
-    batch = c.llama_batch_get_one((c.llama_token * len(row))(*row), len(row))
+    tokens = (c.llama_token * len(row))(*row)  # a name, because the batch holds no reference
+    batch = c.llama_batch_get_one(tokens, len(row))
     assert c.llama_decode(context, batch) == 0
     logits = np.ctypeslib.as_array(c.llama_get_logits_ith(context, -1), shape=(c.llama_vocab_n_tokens(vocab),))
     assert np.isfinite(logits).all()
