@@ -98,7 +98,7 @@ def _load_one(manager: pluggy.PluginManager, point: EntryPoint, result: PluginSe
         manager.check_pending()  # a misspelt hook is an error, not a no-op
         staged = Registry(existing=result.registry)
         _collect(manager, point.name, owner, staged)
-    except Exception as exc:  # noqa: BLE001 - plugin code may raise anything
+    except (Exception, SystemExit) as exc:  # noqa: BLE001 - plugin code may raise anything, or try to leave
         if manager.has_plugin(point.name):
             manager.unregister(name=point.name)  # register() records the name before it validates
         cause = str(exc) if isinstance(exc, PluginError) else f"{type(exc).__name__}: {exc}"

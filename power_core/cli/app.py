@@ -1,0 +1,143 @@
+"""The command group, and the one boundary where errors become a line and an exit code."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import click
+
+from power_core.cli.state import EXIT_INTERRUPTED, State
+from power_core.errors import PluginError, PowerError
+
+__all__ = ["EXIT_BAD_INPUT", "cli", "main"]
+
+EXIT_BAD_INPUT = 2
+
+# Help lines stand here so that `power --help` imports none of the modules; a test holds them to the docstrings.
+_COMMANDS = {
+    "doctor": ("power_core.cli.doctor:doctor", "Say what this machine, build and model can do, and what would help."),
+    "generate": ("power_core.cli.generate:generate", "Generate text from a prompt."),
+    "models": ("power_core.cli.models:models", "List models, or add and remove named ones."),
+    "plugins": ("power_core.cli.plugins:plugins", "List plugins, what each provides, and which failed to load."),
+    "receipt": ("power_core.cli.receipt:receipt", "Check receipts."),
+    "verify": ("power_core.cli.verify:verify", "Compare strategies with plain decoding, token by token."),
+}
+
+
+class PowerGroup(click.Group):
+    """Core commands by name, then those that plugins registered."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*_COMMANDS, *ctx.ensure_object(State).plugins.registry.commands.names()})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in _COMMANDS:
+            return _imported(_COMMANDS[cmd_name][0])
+        commands = ctx.ensure_object(State).plugins.registry.commands
+        if cmd_name not in commands:
+            return None
+        registered = commands.get(cmd_name)
+        try:
+            return _imported(registered.value)
+        except Exception as exc:
+            raise PluginError(
+                f"its command {cmd_name!r} cannot be imported: {type(exc).__name__}: {exc}",
+                who=registered.owner,
+                got=registered.value,
+                plugin=registered.plugin,
+            ) from exc
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if not name.startswith("-") and name not in (known := self.list_commands(ctx)):
+            near = difflib.get_close_matches(name, known, n=1)
+            ctx.fail(f"no command {name!r}" + (f"; did you mean {near[0]!r}?" if near else "; see `power --help`"))
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        commands = ctx.ensure_object(State).plugins.registry.commands
+        lines = {name: help_line for name, (_, help_line) in _COMMANDS.items()}
+        lines |= {item.name: f"{item.options['help']} [{item.plugin}]" for item in commands}
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(lines.items()))
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run, and render whatever was raised; leaves the process where *standalone_mode*."""
+        code = self._run(args, prog_name, complete_var, **extra)
+        if standalone_mode:
+            sys.exit(code)
+        return code
+
+    def _run(self, args: Sequence[str] | None, prog_name: str | None, complete_var: str | None, **extra: Any) -> int:
+        try:
+            code = super().main(args, prog_name or "power", complete_var, standalone_mode=False, **extra)
+        except click.Abort:  # Ctrl-C outside a generation; click has ended the line
+            return EXIT_INTERRUPTED
+        except click.ClickException as exc:
+            context = getattr(exc, "ctx", None)
+            return _complain(f"{context.command_path if context else 'power'}: {exc.format_message()}")
+        except PowerError as exc:
+            if os.environ.get("POWER_DEBUG") == "1":
+                raise
+            return _complain(f"power: {exc}")
+        return code if isinstance(code, int) else 0
+
+
+def _complain(message: str) -> int:
+    click.echo(" ".join(message.split()), err=True)
+    return EXIT_BAD_INPUT
+
+
+def _imported(import_path: str) -> click.Command:
+    module, _, attribute = import_path.partition(":")
+    command = getattr(importlib.import_module(module), attribute)
+    if not isinstance(command, click.Command):
+        raise TypeError(f"{import_path} is a {type(command).__name__}, not a click command")
+    return command
+
+
+def _print_version(ctx: click.Context, _option: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        try:
+            click.echo(f"power {version('power-core')}")
+        except PackageNotFoundError:
+            click.echo("power, not installed")
+        ctx.exit()
+
+
+@click.group(cls=PowerGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Read this power.toml.")
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show the version."
+)
+@click.pass_context
+def cli(ctx: click.Context, config: Path | None) -> None:
+    """Exact speculative decoding: faster text, token for token the same."""
+    ctx.ensure_object(State).config_path = config
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def main() -> None:
+    """Entry point of the ``power`` script."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="replace")  # a terminal without Unicode shows '?' instead of ending the answer
+    cli.main()

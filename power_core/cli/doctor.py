@@ -1,0 +1,168 @@
+"""``power doctor``: what was measured here, and what would help. It reports failures, it does not fail."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+from attrs import Factory, define
+
+from power_core.cli.options import json_option
+from power_core.cli.output import print_json, print_table
+from power_core.cli.state import State
+from power_core.errors import PowerError
+
+if TYPE_CHECKING:
+    from power_core.shapes import WidthClass
+
+__all__ = ["break_even", "doctor"]
+
+
+@define
+class Report:
+    """What doctor found. A part that could not be found out is None, and its reason is among the problems."""
+
+    environment: dict[str, Any] = Factory(dict)
+    plugins: list[str] = Factory(list)
+    problems: list[str] = Factory(list)
+    model: dict[str, Any] | None = None
+    exactness: dict[str, Any] | None = None
+    advice: list[str] = Factory(list)
+
+    def document(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__ if not name.startswith("__")}
+
+
+@click.command()
+@click.option("--model", metavar="NAME|PATH", help="Model name or file.")
+@click.option("--threads", type=int, metavar="N", help="Compute threads.")
+@json_option
+@click.pass_context
+def doctor(ctx: click.Context, /, as_json: bool, **flags: Any) -> None:
+    """
+    Say what this machine, build and model can do, and what would help.
+
+    Exits with 1 where the model could not be opened.
+    """
+    report = Report()
+    state = ctx.ensure_object(State)
+    _look_around(report, state)
+    try:
+        _look_at_model(report, state, flags)
+    except PowerError as exc:
+        report.problems.append(str(exc))
+    except Exception as exc:  # noqa: BLE001 - whatever a backend raises is a finding here
+        report.problems.append(f"opening the model: {type(exc).__name__}: {exc}")
+    if as_json:
+        from power_core.evidence.canonical import plain
+
+        print_json(plain(report.document()))
+    else:
+        _print(report)
+    ctx.exit(0 if report.model is not None else 1)
+
+
+def break_even(width: int, cost: float | None) -> float | None:
+    """
+    The share of proposed tokens that must be accepted for a step of *width* rows to pay.
+
+    A step of n rows costs c(n) plain tokens and emits 1 + a(n-1): it pays where a > (c(n) - 1)/(n - 1).
+
+    >>> break_even(8, 3.8)
+    0.4
+    """
+    return None if width < 2 or cost is None else round((cost - 1) / (width - 1), 4)
+
+
+def _look_around(report: Report, state: State) -> None:
+    from power_core.evidence.environment import process_environment, source_revision
+
+    report.environment = {**process_environment(), "source": source_revision()}
+    found = state.plugins
+    report.plugins = [f"{item.name} ({item.distribution} {item.version})" for item in found.loaded]
+    for failure in found.failures:
+        report.problems.append(f"plugin {failure.name!r} failed to load: {failure.cause}")
+    for name in found.blocked:
+        report.problems.append(f"plugin {name!r} is blocked by POWER_BLOCK_PLUGINS")
+
+
+def _look_at_model(report: Report, state: State, flags: Mapping[str, Any]) -> None:
+    from power_core.capabilities import OFF
+
+    with state.runtime(flags) as runtime, runtime.open(spec=OFF) as engine:
+        facts = dict(engine.model.facts())
+        advice = facts.pop("advice", [])
+        profile = engine.profile
+        report.model = {"name": engine.name, "sha256": engine.model.identity.file_sha256, **facts}
+        report.exactness = {
+            "level": profile.level.value,
+            "mixable": profile.mixable,
+            "auto": runtime.registry.auto_strategy(),
+            "decode": _class_document(profile.decode),
+            "prefill": _class_document(profile.prefill),
+            "evidence": dict(profile.evidence),
+        }
+        report.advice = [*advice, *_general_advice(report)]
+
+
+def _class_document(width_class: WidthClass) -> dict[str, Any]:
+    return {
+        "identity": width_class.identity.digest,
+        "widths": list(width_class.widths),
+        "costs": list(width_class.costs),
+        "break_even": [break_even(n, width_class.cost(n)) for n in width_class.widths],
+    }
+
+
+def _general_advice(report: Report) -> list[str]:
+    exactness = report.exactness or {}
+    advice = []
+    if exactness["level"] == "padded":
+        advice.append(
+            "single rows are padded to stay exact, which costs speed; docs/exactness.md names builds that need not"
+        )
+    if exactness["level"] == "unverified":
+        advice.append("nothing can be promised on this target: speculation stays off unless allow_unverified is set")
+    if exactness["auto"] == "off":
+        advice.append("no zero-weight strategy is installed: pip install power-ngram")
+    rates = [rate for rate in exactness["decode"]["break_even"] if rate is not None]
+    if rates and min(rates) >= 1:
+        advice.append("no width pays even when every proposal is accepted: decode with --spec off on this build")
+    return advice
+
+
+def _print(report: Report) -> None:
+    _section("environment", report.environment)
+    click.echo("plugins: " + (", ".join(report.plugins) or "none"))
+    if report.model is not None:
+        _section("model", report.model)
+    if report.exactness is not None:
+        _print_exactness(report.exactness)
+    for title, lines in (("problem", report.problems), ("advice", report.advice)):
+        for line in lines:
+            click.echo(f"{title}: {line}")
+    if not report.problems and not report.advice:
+        click.echo("nothing to improve")
+
+
+def _print_exactness(exactness: Mapping[str, Any]) -> None:
+    click.echo(f"exactness: {exactness['level']}")
+    click.echo(f"strategy of `auto`: {exactness['auto']}")
+    click.echo(f"prompt and generated rows in one pass: {'yes' if exactness['mixable'] else 'no'}")
+    decode = exactness["decode"]
+    rows = [("rows", "cost in plain tokens", "break-even acceptance")]
+    for width, cost, rate in zip(decode["widths"], decode["costs"], decode["break_even"], strict=False):
+        rows.append((str(width), f"{cost:.2f}", "-" if rate is None else f"{rate:.0%}"))
+    if len(rows) == 1:
+        click.echo("decode widths, costs not measured: " + ", ".join(map(str, decode["widths"])))
+    else:
+        print_table(rows)
+
+
+def _section(title: str, facts: Mapping[str, Any]) -> None:
+    click.echo(f"{title}:")
+    for name, value in facts.items():
+        if isinstance(value, Mapping):
+            value = ", ".join(f"{key} {item}" for key, item in value.items())
+        click.echo(f"  {name}: {value}")

@@ -1,0 +1,131 @@
+"""``power generate``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from power_core.cli import trace as tracing
+from power_core.cli.decode import run_request
+from power_core.cli.options import engine_options, file_path, json_option, prompt_options, sampling_options
+from power_core.cli.output import print_json
+from power_core.cli.prompts import encode_prompt, read_prompt, read_text
+from power_core.cli.state import EXIT_INTERRUPTED, State
+from power_core.types import FinishReason, TokenId
+
+if TYPE_CHECKING:
+    from power_core.request import Result
+
+__all__ = ["generate"]
+
+
+def _biases(_ctx: click.Context, option: click.Parameter, values: Sequence[str]) -> dict[TokenId, float]:
+    """``ID=V`` pairs: a token id and what is added to its logit."""
+    biases = {}
+    for value in values:
+        token, _, bias = value.partition("=")
+        try:
+            biases[int(token)] = float(bias)
+        except ValueError:
+            raise click.BadParameter(f"{value!r} is not ID=V, a token id and a number", param=option) from None
+    return biases
+
+
+@click.command()
+@click.argument("prompt", required=False)
+@click.option("-f", "--file", type=file_path(), metavar="FILE", help="Read the prompt from FILE.")
+@prompt_options
+@engine_options
+@click.option("--spec", "spec_mode", metavar="STRATEGY|auto|off", help="How to speculate; the text is the same.")
+@sampling_options
+@click.option("--logit-bias", callback=_biases, multiple=True, metavar="ID=V", help="Add V to the logit of token ID.")
+@click.option("--stop", multiple=True, metavar="S", help="End before this text.")
+@click.option("--stop-id", type=int, multiple=True, metavar="N", help="End at this token id.")
+@click.option("--json-schema", type=file_path(), metavar="FILE", help="Constrain the output to this JSON schema.")
+@click.option("--logprobs", type=int, metavar="N", help="Report the N most likely tokens beside each token.")
+@click.option("--trace", is_flag=True, help="Colour tokens by origin, and sum up.")
+@click.option(
+    "--receipt", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write the receipt to FILE."
+)
+@json_option
+@click.pass_context
+def generate(
+    ctx: click.Context,
+    /,
+    *,
+    prompt: str | None,
+    file: Path | None,
+    chat: bool | None,
+    system: str | None,
+    logit_bias: Mapping[TokenId, float],
+    stop: Sequence[str],
+    stop_id: Sequence[TokenId],
+    json_schema: Path | None,
+    logprobs: int | None,
+    trace: bool,
+    receipt: Path | None,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """
+    Generate text from a prompt.
+
+    PROMPT is text, or - for standard input. Exits with 130 where Ctrl-C ended the text early.
+    """
+    state = ctx.ensure_object(State)
+    text = read_prompt(prompt, file)
+    if receipt is not None and not receipt.parent.is_dir():
+        raise click.UsageError(f"--receipt: there is no folder {receipt.parent}")
+    with state.runtime(flags) as runtime:
+        sampling = runtime.config.sampling(
+            logit_bias=logit_bias,
+            logprobs=logprobs,
+            json_schema=None if json_schema is None else read_text(json_schema),
+        )
+        with runtime.open() as engine:
+            request = engine.request(
+                encode_prompt(engine, text, chat=chat, system=system),
+                sampling=sampling,
+                max_tokens=runtime.config.token_limit,
+                stop=tuple(stop),
+                stop_ids=frozenset(stop_id),
+            )
+            result = run_request(
+                engine,
+                request,
+                lambda event: None if as_json else tracing.write_event(event, trace=trace),
+                progress=True,
+            )
+    _report(result, trace=trace, receipt=receipt, as_json=as_json)
+    ctx.exit(EXIT_INTERRUPTED if result.finish_reason is FinishReason.CANCELLED else 0)
+
+
+def _report(result: Result, *, trace: bool, receipt: Path | None, as_json: bool) -> None:
+    from power_core.evidence import generation_document
+    from power_core.evidence.canonical import canonical
+
+    if as_json:
+        print_json(
+            generation_document(
+                text=result.text,
+                token_ids=result.token_ids,
+                prompt_token_ids=result.prompt_token_ids,
+                finish_reason=result.finish_reason,
+                usage=result.usage,
+                logprobs=result.logprobs,
+                receipt=result.receipt,
+            )
+        )
+    else:
+        click.echo()
+    if trace:
+        click.echo(tracing.legend(), err=True)
+        click.echo(tracing.summary(result), err=True)
+    if receipt is not None:
+        try:
+            receipt.write_bytes(canonical(result.receipt) + b"\n")
+        except OSError as exc:
+            raise click.UsageError(f"--receipt: {receipt} cannot be written: {exc.strerror}") from exc

@@ -1,0 +1,57 @@
+"""The progress line of a prefill: on standard error, on a terminal, gone when the first token comes."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+__all__ = ["PrefillProgress"]
+
+
+class PrefillProgress:
+    """
+    Shows how much of the prompt is evaluated.
+
+    Args:
+        enabled: Whether it may show anything; it never does where standard error is no terminal.
+    """
+
+    def __init__(self, enabled: bool) -> None:
+        self._enabled = enabled and sys.stderr.isatty()
+        self._shown: Progress | None = None
+        self._task: TaskID | None = None
+
+    def update(self, evaluated: int, total: int) -> None:
+        """Redraw; the line appears with the first part of a prompt that takes more than one."""
+        if not self._enabled or not 0 < evaluated < total:
+            return
+        if self._shown is None or self._task is None:
+            self._shown, self._task = _started(total)
+        self._shown.update(self._task, completed=evaluated)
+
+    def done(self) -> None:
+        """Remove the line, for good."""
+        self._enabled = False
+        if self._shown is not None:
+            self._shown.stop()
+            self._shown = None
+
+    def __enter__(self) -> PrefillProgress:
+        return self
+
+    def __exit__(self, kind: Any, exc: BaseException | None, traceback: TracebackType | None) -> None:
+        self.done()
+
+
+def _started(total: int) -> tuple[Progress, TaskID]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("prompt"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    progress = Progress(*columns, console=Console(stderr=True), transient=True)
+    progress.start()
+    return progress, progress.add_task("prompt", total=total)
