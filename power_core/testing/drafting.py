@@ -8,6 +8,7 @@ from attrs import define, frozen
 
 from power_core.drafter import DraftRequest, HiddenRows, Proposal
 from power_core.testing.faults import Faults, Strict, guarded
+from power_core.testing.rows import ScriptedRows
 from power_core.types import SeqId, TokenId
 
 __all__ = ["DraftRecord", "EndedSequence", "Propose", "ScriptedDraftSession"]
@@ -28,11 +29,12 @@ class DraftRecord:
 
 @frozen
 class EndedSequence:
-    """A sequence that has ended: its prompt and everything the target was seen to commit."""
+    """A sequence that has ended: its prompt, what the target was seen to commit, and how many hidden rows came."""
 
     seq: SeqId
     prompt: tuple[TokenId, ...]
     committed: tuple[TokenId, ...]
+    num_hidden: int
 
 
 @define
@@ -128,17 +130,17 @@ class ScriptedDraftSession(Strict):
         draft.has_proposed = draft.is_checkpointed = False
 
     def _read(self, seq: SeqId, draft: _Draft, rows: HiddenRows | None) -> None:
+        """Read every row that was brought: the positions of a sequence must come once each, in order."""
         if rows is None:
             return
         self.require(rows.count >= 1, f"observe for sequence {seq} brought {rows.count} hidden rows")
         for i in range(rows.start, rows.start + rows.count):
             for layer in self._layers:
                 rows.rows.hidden(i, layer)
-        draft.evaluated += rows.count
-        self.require(
-            draft.evaluated <= len(draft.tokens) + rows.count,
-            f"sequence {seq} has {len(draft.tokens)} tokens, but {draft.evaluated} rows were observed",
-        )
+            if isinstance(rows.rows, ScriptedRows):
+                at = rows.rows.position(i)
+                self.require(at == draft.evaluated, f"sequence {seq}: row {at} came, row {draft.evaluated} was due")
+            draft.evaluated += 1
 
     def checkpoint(self, seq: SeqId) -> object:
         with self.exclusive("checkpoint"):
@@ -163,7 +165,7 @@ class ScriptedDraftSession(Strict):
     def end(self, seq: SeqId) -> None:
         draft = self._draft(seq)
         prompt, committed = draft.tokens[: draft.num_prompt], draft.tokens[draft.num_prompt :]
-        self.ended.append(EndedSequence(seq, tuple(prompt), tuple(committed)))
+        self.ended.append(EndedSequence(seq, tuple(prompt), tuple(committed), draft.evaluated))
         del self._drafts[seq]
 
     @guarded

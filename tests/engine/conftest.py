@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -46,6 +47,7 @@ class Lab:
         self.session = target.open_session(self.options)
         self.loop = StepLoop(self.session, target.tokenizer, open_strategy=self._open, **loop)
         self.events: list[Event] = []
+        self.by_request: dict[int, list[Event]] = defaultdict(list)
         self.results: dict[int, Result] = {}
 
     def _open(self, name: str) -> OpenDraft:
@@ -59,6 +61,8 @@ class Lab:
     def step(self) -> list[Event]:
         events = self.loop.step()
         self.events += events
+        for event in events:
+            self.by_request[event.request_id].append(event)
         self.results.update({event.request_id: event.result for event in events if event.result is not None})
         return events
 
@@ -80,7 +84,7 @@ class Lab:
 
     def check_events(self, request_id: int) -> None:
         """The events of a request are its result, token by token, and nothing comes after the end."""
-        events = [event for event in self.events if event.request_id == request_id]
+        events = self.by_request[request_id]
         result = self.results[request_id]
         assert [event.origin is Origin.END for event in events] == [False] * (len(events) - 1) + [True]
         assert tuple(event.token_id for event in events[:-1]) == result.token_ids
