@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import attrs
@@ -17,7 +18,7 @@ from attrs import frozen
 from power_core.errors import CapabilityError, NameTakenError, PluginError
 from power_core.hookspecs import ModelSource
 
-__all__ = ["AUTO", "CORE_COMMANDS", "OFF", "Registration", "Registry", "Table"]
+__all__ = ["AUTO", "CORE_COMMANDS", "FIXTURE_KINDS", "OFF", "Registration", "Registry", "Table"]
 
 OFF = "off"
 AUTO = "auto"
@@ -30,13 +31,16 @@ _OPTIONS = {
     "strategies": frozenset({"auto_rank", "description", "zero_weight"}),
     "models": frozenset({"default"}),
     "commands": frozenset({"help"}),
+    "fixtures": frozenset({"kind"}),
 }
+FIXTURE_KINDS = ("target", "drafter")
 _CONFIGURABLE = frozenset({"targets", "strategies"})
 _FITS: Mapping[str, Callable[[object], bool]] = {
     "targets": callable,
     "strategies": callable,
     "models": lambda value: isinstance(value, ModelSource),
     "commands": lambda value: isinstance(value, str) and value.count(":") == 1,
+    "fixtures": callable,
 }
 T = TypeVar("T")
 
@@ -106,6 +110,7 @@ class Registry:
         self.strategies: Table[Callable[[Any], Any]] = existing.strategies.copy() if existing else Table("strategy")
         self.models: Table[ModelSource] = existing.models.copy() if existing else Table("model")
         self.commands: Table[str] = existing.commands.copy() if existing else Table("command")
+        self.fixtures: Table[Callable[[Path], Any]] = existing.fixtures.copy() if existing else Table("fixture")
 
     def registrar(self, hook: str, plugin: str, owner: str) -> Callable[..., None]:
         """The ``register`` callback of *hook* for one plugin."""
@@ -120,6 +125,8 @@ class Registry:
                 raise NameTakenError(
                     f"command {name!r} is already registered by power-core", who=owner, plugin=plugin, got=name
                 )
+            if kind == "fixtures":
+                name = f"{plugin}/{name}"  # two plugins may well have a "tiny" each
             table.add(Registration(name, plugin, owner, value, config, options))
 
         return register
@@ -160,6 +167,8 @@ def _problem(kind: str, name: object, value: object, config: object, options: Ma
             return f"unknown option {option!r}" + (f"; did you mean {near[0]!r}?" if near else "")
     if kind == "commands" and not isinstance(options.get("help"), str):
         return "a command needs help=, the line `power --help` shows"
+    if kind == "fixtures" and options.get("kind") not in FIXTURE_KINDS:
+        return f"a fixture needs kind=, one of {', '.join(FIXTURE_KINDS)}"
     if config is not None and (kind not in _CONFIGURABLE or not attrs.has(config)):  # type: ignore[arg-type]
         return "config is the attrs class of a target's or a strategy's section"
     return None if _FITS[kind](value) else f"cannot be registered by a {type(value).__name__}"

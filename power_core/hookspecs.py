@@ -23,6 +23,7 @@ __all__ = [
     "ENTRY_POINT_GROUP",
     "ModelSource",
     "RegisterCommand",
+    "RegisterFixture",
     "RegisterModel",
     "RegisterStrategy",
     "RegisterTarget",
@@ -96,6 +97,18 @@ class RegisterCommand(Protocol):
     def __call__(self, name: str, import_path: str, /, *, help: str) -> None: ...  # noqa: A002 - click's own word
 
 
+class RegisterFixture(Protocol):
+    """
+    ``register("tiny-llama", make_tiny_llama, kind="target")``: something ``power conformance`` can try.
+
+    *factory* is given an empty folder. For kind `target` it returns a `TargetModel`, or that and the
+    `SessionOptions` to try it with: ``(model, [options, ...])``. For kind `drafter` it returns the drafter
+    and a target it can draft for: ``(drafter, model)``. Zero-weight strategies need no fixture.
+    """
+
+    def __call__(self, name: str, factory: Callable[[Path], Any], /, *, kind: str) -> None: ...
+
+
 @hookspec
 def power_register_targets(register: RegisterTarget) -> None:
     """Offer target backends."""
@@ -114,3 +127,8 @@ def power_register_models(register: RegisterModel) -> None:
 @hookspec
 def power_register_commands(register: RegisterCommand) -> None:
     """Offer subcommands of ``power``."""
+
+
+@hookspec
+def power_register_fixtures(register: RegisterFixture) -> None:
+    """Offer targets and drafters that ``power conformance`` checks without a model file of the user."""

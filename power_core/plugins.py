@@ -24,6 +24,7 @@ _HOOKS = (
     "power_register_strategies",
     "power_register_models",
     "power_register_commands",
+    "power_register_fixtures",
 )
 
 
