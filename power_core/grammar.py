@@ -235,15 +235,15 @@ class _Vocabulary:
         """
         Ids that spell *text*, which the grammar forces; canonical where the tokenizer can say so.
 
-        Some tokenizers put a space before any text or normalise it. Their ids would spell something
-        the grammar forbids, so the longest matching tokens are taken there.
+        Some tokenizers put a space before any text, normalise it or lack a byte of it. Their ids would
+        spell something the grammar forbids, so the longest matching tokens are taken there.
         """
         tokenizer = self._reference()
-        if tokenizer is not None:
-            ids = tokenizer.encode(text.decode(), add_special=False)
-            if b"".join(self.tokens[i] for i in ids) == text:
-                return ids
-        return self._longest_matches(text)
+        try:
+            ids = tokenizer.encode(text.decode(), add_special=False) if tokenizer is not None else []
+        except Exception:  # noqa: BLE001 - an exception here would be a panic in native code
+            ids = []
+        return ids if b"".join(self.tokens[i] for i in ids) == text else self._longest_matches(text)
 
     def _longest_matches(self, text: bytes) -> list[TokenId]:
         if not self._ids:

@@ -6,9 +6,9 @@ and ties go to the lower id, so that no result depends on how a sort or a partit
 Probabilities are float64 and every filter renormalises over what the filters before it kept, as
 llama.cpp does.
 
-Cost at a vocabulary of V: with top-k it is one pass over V float32 maxima plus work on k tokens. Without
-top-k, V float64 exponentials are needed (about 0.4 ms at 49,152 and 2.5 ms at 262,144 on one core), and
-top-p and typical add a selection of the few hundred best, more only where the mass is spread wider.
+Cost with a vocabulary of V: with top-k one vectorised pass over V float32 logits and work on k tokens (about
+0.1 ms at 49,152, 0.2 ms at 262,144). Without top-k some passes over V float64 numbers: 0.3 to 0.5 ms at
+49,152 for a language model's rows, 3 to 9 ms at 262,144, where a top-k of a few hundred before top-p pays.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ __all__ = ["check_row", "draw", "largest"]
 Ids = NDArray[np.intp]
 Floats = NDArray[np.float64]
 
-_HEAD = 256  # tokens that top-p and typical look at first
-_HEAD_GROWTH = 8
+_BUCKETS_PER_NAT = 8
+_LAST_BUCKET = 511
 
 
 def check_row(row: NDArray[np.float32], where: str) -> None:
@@ -105,8 +105,9 @@ def draw(logits: NDArray[np.float32], spec: SamplingSpec, u: float) -> TokenId:
         if kept is not None:
             ids, values = ids[kept], values[kept]
     with np.errstate(over="ignore"):  # a tiny temperature sends all but the best to -inf, which is its meaning
-        weights = np.exp((values - values.max()) / spec.temperature)
-    return int(ids[_inverse_cdf(weights, u)])
+        values -= values.max()
+        values /= spec.temperature
+    return int(ids[_inverse_cdf(np.exp(values, out=values), u)])
 
 
 def _top_k(logits: NDArray[np.float32], k: int) -> Ids:
@@ -121,40 +122,55 @@ def _typical(values: Floats, mass: float) -> Ids | None:
     """Locally typical sampling: nearest to the entropy first (Meister et al. 2022, equation 8)."""
     if mass >= 1:
         return None
-    log_p = _log_softmax(values)
-    p = np.exp(log_p)
-    entropy = -np.dot(p, log_p)
-    return _smallest_set(-np.abs(entropy + log_p), p, mass)
+    p, log_total = _softmax(values)
+    surprise = log_total - values
+    entropy = float(np.sum(p * surprise))
+    return _smallest_set(-np.abs(surprise - entropy), p, mass)
 
 
 def _top_p(values: Floats, mass: float) -> Ids | None:
     """Nucleus sampling: most likely first (Holtzman et al. 2020, equation 2)."""
     if mass >= 1:
         return None
-    return _smallest_set(values, np.exp(_log_softmax(values)), mass)
+    return _smallest_set(values, _softmax(values)[0], mass)
 
 
 def _min_p(values: Floats, ratio: float) -> Ids | None:
     """Tokens with p >= ratio * max p."""
     if ratio <= 0:
         return None
-    return np.flatnonzero(np.exp(values - values.max()) >= ratio)
+    return np.flatnonzero(values >= values.max() + math.log(ratio))
 
 
 def _smallest_set(scores: Floats, p: Floats, mass: float) -> Ids:
-    """Ascending indices of the shortest prefix by descending score whose probability reaches *mass*."""
-    size = min(_HEAD, scores.size)
-    while True:
-        order = largest(scores, size)
-        reached = np.cumsum(p[order])  # sequential, so a longer head has the same beginning
-        if reached[-1] >= mass or size == scores.size:
-            return np.sort(order[: int(np.searchsorted(reached, mass)) + 1])
-        size = min(size * _HEAD_GROWTH, scores.size)
+    """
+    Ascending indices of the shortest prefix by descending score whose probability reaches *mass*.
+
+    Scores are dropped into buckets, so that only the one in which the mass is reached is sorted.
+    """
+    depth = np.minimum((scores.max() - scores) * _BUCKETS_PER_NAT, _LAST_BUCKET)
+    buckets = depth.astype(np.int32)  # a conversion that numpy vectorises, unlike the one to int64
+    reached = np.cumsum(np.bincount(buckets, weights=p))
+    edge = int(np.searchsorted(reached, mass))
+    if edge == reached.size:  # rounding left the sum just below the mass
+        return np.arange(scores.size)
+    inside = np.flatnonzero(buckets == edge)
+    inside = inside[np.argsort(-scores[inside], kind="stable")]
+    before = reached[edge - 1] if edge else 0.0
+    count = int(np.searchsorted(before + np.cumsum(p[inside]), mass)) + 1
+    kept = buckets < edge
+    kept[inside[:count]] = True
+    return np.flatnonzero(kept)
 
 
-def _log_softmax(values: Floats) -> Floats:
-    shifted = values - values.max()
-    return np.asarray(shifted - math.log(np.exp(shifted).sum()))
+def _softmax(values: Floats) -> tuple[Floats, float]:
+    """Probabilities, and the logarithm of their normalizer: log p = values - log_total."""
+    top = float(values.max())
+    p = values - top
+    np.exp(p, out=p)  # in place: a fresh array of a whole vocabulary costs more than the exponentials
+    total = float(p.sum())
+    p /= total
+    return p, top + math.log(total)
 
 
 def _inverse_cdf(weights: Floats, u: float) -> int:

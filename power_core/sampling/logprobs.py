@@ -29,7 +29,11 @@ def token_logprobs(row: NDArray[np.float32], token_id: TokenId, top: int) -> Tok
     """
     check_row(row, "logprobs")
     highest = float(row.max())
-    normalizer = highest + math.log(float(np.exp(row.astype(np.float64) - highest).sum()))
+    log_total = math.log(float(np.exp(row.astype(np.float64) - highest).sum()))
+
+    def logprob(i: TokenId) -> float:
+        return float(row[i]) - highest - log_total  # in this order: large logits must cancel first
+
     ids = largest(row, top) if top else ()
-    ranked = tuple((int(i), float(row[i]) - normalizer) for i in ids if row[i] != -math.inf)
-    return TokenLogprobs(token_id, float(row[token_id]) - normalizer, ranked)
+    ranked = tuple((int(i), logprob(i)) for i in ids if row[i] != -math.inf)
+    return TokenLogprobs(token_id, logprob(token_id), ranked)
