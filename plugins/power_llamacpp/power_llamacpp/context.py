@@ -217,7 +217,6 @@ class NativeContext:
 
     def _params(self, settings: ContextSettings) -> Any:
         cells = -(-settings.context_size // CELL_BLOCK) * CELL_BLOCK
-        # llama.cpp asserts that a rollback window fits a physical batch with a row to spare
         rows = min(max(settings.batch_rows, settings.rollback_rows + 2), cells * settings.max_sequences)
         params = self._lib.llama_context_default_params()
         params.n_ctx = cells * settings.max_sequences
@@ -225,7 +224,7 @@ class NativeContext:
         params.n_batch = params.n_ubatch = rows
         params.n_seq_max = settings.max_sequences
         params.n_outputs_max = max(settings.max_outputs, settings.max_sequences)  # less aborts at creation
-        params.n_rs_seq = settings.rollback_rows
+        params.n_rs_seq = min(settings.rollback_rows, rows - 2)  # more aborts at the first decode
         params.n_threads = params.n_threads_batch = settings.threads
         params.flash_attn_type = _FLASH_ON if settings.flash_attention else _FLASH_OFF
         params.type_k = params.type_v = _KV_TYPES[settings.kv_type]

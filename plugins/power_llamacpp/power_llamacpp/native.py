@@ -30,6 +30,7 @@ _OVERRIDES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY
 # ggml_log_level -> name of the structlog method
 _LEVELS = {1: "debug", 2: "info", 3: "warning", 4: "error"}
 _CONTINUES = 5
+_ON_PURPOSE = ("using full-size SWA cache",)  # warnings about what this plugin asks for
 _SEVERITY = {"debug": 0, "info": 1, "warning": 2, "error": 3}
 
 
@@ -69,6 +70,8 @@ class LogBridge:
     def _emit(self, line: str) -> None:
         if self._level in ("warning", "error"):
             self.recent.append(line)
+        if any(phrase in line for phrase in _ON_PURPOSE):
+            return
         if _SEVERITY[self._level] >= _SEVERITY[self.threshold]:
             getattr(self._logger, self._level)(line)
 

@@ -1,0 +1,82 @@
+"""Results of one forward, as views of llama.cpp's own buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import isfinite
+
+import numpy as np
+from numpy.typing import NDArray
+
+from power_core.errors import BackendError, CapabilityError
+from power_core.types import TokenId
+
+__all__ = ["LlamaCppRows"]
+
+
+class LlamaCppRows:
+    """
+    Rows of one forward, valid until the session's next.
+
+    Args:
+        logits: float32[outputs, vocab]; a view of memory that the next forward overwrites.
+        ordinals: int[rows]; for each row of the batch its row in *logits*, or -1 where none was asked for.
+        width: Rows computed, pad rows included.
+        is_current: Whether the memory behind *logits* still holds this forward.
+    """
+
+    __slots__ = ("_is_current", "_logits", "_ordinals", "width")
+
+    def __init__(
+        self, logits: NDArray[np.float32], ordinals: NDArray[np.intp], width: int, is_current: Callable[[], bool]
+    ) -> None:
+        self._logits = logits
+        self._ordinals = ordinals
+        self._is_current = is_current
+        self.width = width
+
+    def greedy(self, i: int) -> TokenId:
+        """
+        Id of the largest logit of row *i*, lowest id on a tie.
+
+        Raises:
+            BackendError: The row holds NaN, or its largest logit is infinite: weights or file are damaged.
+        """
+        row = self.logits(i)
+        best = int(row.argmax())  # the first NaN where there is one, so that one look at the winner finds both
+        if not isfinite(row[best]):
+            raise BackendError(
+                f"the logits of row {i} are not finite (id {best} has {row[best]})",
+                plugin="llamacpp",
+                got=float(row[best]),
+                fix="check the model file against its digest",
+            )
+        return best
+
+    def logits(self, i: int) -> NDArray[np.float32]:
+        """
+        float32[vocab], read-only view of row *i*.
+
+        Raises:
+            BackendError: The row was not asked for, or a later forward or the session's end took the memory.
+        """
+        if not self._is_current():
+            raise BackendError("these rows are gone", plugin="llamacpp", fix="read them before the next forward")
+        ordinal = self._ordinals[i] if 0 <= i < len(self._ordinals) else -1
+        if ordinal < 0:
+            raise BackendError(f"row {i} has no output", plugin="llamacpp", got=i, fix="set `outputs` for it")
+        row: NDArray[np.float32] = self._logits[ordinal]
+        return row
+
+    def hidden(self, i: int, layer: int) -> NDArray[np.float32]:
+        """
+        Not provided: the session does not have the capability `hidden-states`.
+
+        Raises:
+            CapabilityError: Always.
+        """
+        raise CapabilityError(
+            f"row {i} has no hidden state of layer {layer}: this backend does not provide `hidden-states`",
+            plugin="llamacpp",
+            got=layer,
+        )
