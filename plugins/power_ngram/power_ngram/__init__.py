@@ -1,0 +1,1 @@
+"""Zero-weight drafters: they propose what followed the same tokens earlier in the request."""
