@@ -1,0 +1,169 @@
+"""Configuration: which source wins, and what the error says when one is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from attrs import frozen
+
+from power_core.capabilities import Registration
+from power_core.config import PowerConfig, load_config
+from power_core.errors import ConfigError
+from power_core.request import SamplingSpec
+from power_core.testing import RandomDrafter, scripted_plugins
+
+
+@frozen
+class EchoConfig:
+    """Section of a plugin that does not exist."""
+
+    max_match: int = 3
+    weight: float = 1.0
+    names: list[str] = attrs.field(factory=list)
+    deep: bool = attrs.field(default=False)
+    floor: int | None = attrs.field(default=None, validator=attrs.validators.optional(attrs.validators.ge(0)))
+
+
+ECHO = Registration("echo", "echo", "power-echo 1.0", object(), config=EchoConfig)
+
+
+def load(tmp_path: Path, toml: str = "", environ: dict[str, str] | None = None, **flags: Any) -> PowerConfig:
+    (tmp_path / "power.toml").write_text(toml)
+    return load_config(flags, environ=environ or {}, cwd=tmp_path)
+
+
+def test_defaults_are_greedy_speculative_and_bounded(tmp_path: Path) -> None:
+    """Without any source: `auto`, K = 8, S = 8, greedy, 256 tokens; sampling is that of a bare request."""
+    config = load(tmp_path)
+    assert (config.spec_mode, config.spec_draft_max, config.spec_mtp_recurrent_snapshots) == ("auto", 8, 8)
+    assert (config.model, config.token_limit, config.parallel, config.allow_unverified) == (None, 256, 1, False)
+    assert config.sampling() == SamplingSpec()
+
+
+def test_flags_beat_variables_beat_the_file(tmp_path: Path) -> None:
+    """Each source overrides those before it, key by key, and the object knows which one won."""
+    toml = "spec_draft_max = 2\ntop_k = 2\nseed = 2\n"
+    environ = {"POWER_SPEC_DRAFT_MAX": "3", "POWER_TOP_K": "3"}
+    config = load(tmp_path, toml, environ, spec_draft_max=4, top_k=None)
+    assert (config.spec_draft_max, config.top_k, config.seed) == (4, 3, 2)
+    assert config.sources["spec_draft_max"] == "--draft-max"
+    assert config.sources["top_k"] == "POWER_TOP_K"
+    assert config.sources["seed"].endswith("power.toml: seed")
+
+
+def test_file_is_the_named_one_else_the_folder_else_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--config, then POWER_CONFIG, then ./power.toml, then the user's own; only the first one counts."""
+    folder, user = tmp_path / "folder", tmp_path / "home" / "power"
+    for number, place in enumerate((folder, user, tmp_path), start=1):
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "power.toml").write_text(f"top_k = {number}\n")
+    monkeypatch.setattr("platformdirs.user_config_path", lambda name: user)
+    variable = {"POWER_CONFIG": str(tmp_path / "power.toml")}
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert load_config(path=user / "power.toml", environ=variable, cwd=folder).top_k == 2
+    assert load_config(environ=variable, cwd=folder).top_k == 3
+    assert load_config(environ={}, cwd=folder).top_k == 1
+    assert load_config(environ={}, cwd=empty).top_k == 2
+
+
+@pytest.mark.parametrize(
+    ("toml", "environ", "flags", "found"),
+    [
+        ("spec_draft_mx = 4", {}, {}, ["power.toml: spec_draft_mx", "did you mean 'spec_draft_max'?"]),
+        ("top_k = '5'", {}, {}, ["power.toml: top_k", "'5'", "expected an integer"]),
+        ("top_k = 1.5", {}, {}, ["top_k is 1.5", "expected an integer"]),
+        ("top_k = true", {}, {}, ["top_k is True", "expected an integer"]),
+        ("temperature = false", {}, {}, ["temperature is False", "expected a number"]),
+        ("model = 5", {}, {}, ["model is 5", "expected a string"]),
+        ("allow_unverified = 1", {}, {}, ["allow_unverified is 1", "expected true or false"]),
+        ("ctx = 0", {}, {}, ["power.toml: ctx", "ctx is 0", "expected >= 1"]),
+        ("plugin = 3", {}, {}, ["power.toml", "expected a table"]),
+        ("plugin.echo = 3", {}, {}, ["plugin.echo is 3", "expected a table [plugin.echo]"]),
+        ("= 3", {}, {}, ["power.toml", "not TOML"]),
+        ("", {"POWER_TOP_K": "many"}, {}, ["POWER_TOP_K", "'many'", "expected an integer"]),
+        ("", {"POWER_SPEC_DRAFT_MAXX": "3"}, {}, ["did you mean 'POWER_SPEC_DRAFT_MAX'?"]),
+        ("", {"POWER_TEMPERATUR": "3"}, {}, ["did you mean 'POWER_TEMPERATURE'?"]),
+        ("", {"POWER_ALLOW_UNVERIFIED": "maybe"}, {}, ["POWER_ALLOW_UNVERIFIED", "expected true or false"]),
+        ("", {}, {"spec_draft_max": -1}, ["--draft-max", "spec_draft_max is -1", "expected >= 0"]),
+    ],
+)
+def test_an_error_says_key_source_value_and_expectation(
+    tmp_path: Path, toml: str, environ: dict[str, str], flags: dict[str, Any], found: list[str]
+) -> None:
+    """One line names where the value stands, what it is and what would do."""
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, toml, environ, **flags)
+    assert [part for part in found if part not in str(caught.value)] == []
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("key", "text"), [("temperature", "nan"), ("top_p", "2"), ("repeat_penalty", "0")])
+def test_sampling_ranges_are_those_of_a_request(tmp_path: Path, key: str, text: str) -> None:
+    """What a request would refuse is refused with the variable's name."""
+    config = load(tmp_path, environ={f"POWER_{key.upper()}": text})
+    with pytest.raises(ConfigError, match=f"POWER_{key.upper()}: {key} is"):
+        config.sampling()
+
+
+def test_variables_of_others_are_left_alone(tmp_path: Path) -> None:
+    """The prefix is a common word: what resembles no key is not ours, and an empty variable is switched off."""
+    environ = {"POWER_SUPPLY": "on", "POWER_DEBUG": "1", "POWER_BLOCK_PLUGINS": "x", "POWER_TOP_K": ""}
+    assert load(tmp_path, environ=environ) == PowerConfig()
+
+
+def test_a_named_file_must_be_there(tmp_path: Path) -> None:
+    """A file that was asked for is never silently skipped."""
+    with pytest.raises(ConfigError, match=r"none\.toml: cannot be read"):
+        load_config(path=tmp_path / "none.toml", environ={})
+
+
+def test_plugin_section_becomes_the_plugins_own_class(tmp_path: Path) -> None:
+    """Values are of the declared types; a plugin without a section gets its defaults."""
+    config = load(tmp_path, "[plugin.echo]\nmax_match = 5\nweight = 2\nnames = ['a']\n")
+    assert config.plugin(ECHO) == EchoConfig(max_match=5, weight=2.0, names=["a"])
+    assert PowerConfig().plugin(ECHO) == EchoConfig()
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("max_mach = 5", "did you mean 'max_match'?"),
+        ("max_match = 'x'", "[plugin.echo] max_match: max_match is 'x' (expected an integer)"),
+        ("names = [1]", "expected list[str]"),
+        ("floor = -1", "[plugin.echo]"),
+    ],
+)
+def test_plugin_section_errors_name_section_and_key(tmp_path: Path, line: str, found: str) -> None:
+    """Unknown keys, wrong types and the plugin's own validators all end in one line with the section."""
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, f"[plugin.echo]\n{line}\n").plugin(ECHO)
+    assert found in str(caught.value)
+    assert "power.toml" in str(caught.value)
+
+
+def test_sections_nobody_owns_are_refused(tmp_path: Path) -> None:
+    """A section is a registered target's or strategy's; where a plugin was blocked it may be its own."""
+    config = load(tmp_path, "[plugin.echoo]\n")
+    plugins = scripted_plugins(strategies={"echo": RandomDrafter(8)})
+    with pytest.raises(ConfigError, match=r"\[plugin\.echoo\].*did you mean 'echo'"):
+        config.check_plugins(plugins)
+    plugins.blocked.append("other")
+    config.check_plugins(plugins)
+
+
+def test_section_for_a_plugin_that_takes_none(tmp_path: Path) -> None:
+    """A section with keys for something without configuration is an error, not a no-op."""
+    bare = attrs.evolve(ECHO, config=None)
+    assert PowerConfig().plugin(bare) is None
+    with pytest.raises(ConfigError, match="takes no configuration"):
+        load(tmp_path, "[plugin.echo]\nx = 1\n").plugin(bare)
+
+
+def test_minus_one_is_no_limit() -> None:
+    """`max_tokens = -1` is how a file says what a request says with None."""
+    assert PowerConfig(max_tokens=-1).token_limit is None
+    assert PowerConfig(max_tokens=0).token_limit == 0
