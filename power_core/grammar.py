@@ -44,9 +44,10 @@ class GrammarConstraint:
     One request's position in its grammar.
 
     Args:
-        tokenizer: The target's. Its end ids are what the grammar allows where the text may end.
+        tokenizer: The target's; must be weakly referable. Its end ids are open where the text may end.
         json_schema: A JSON schema as text or object. Exactly one of the two must be given.
-        regex: A regular expression in Rust's syntax, without look-around; the whole output must match.
+        regex: A regular expression in Rust's syntax without look-around, for the whole output.
+            Its classes are Unicode's: digits of all scripts match the digit class.
 
     Raises:
         RequestError: The grammar does not parse, or asks for something the automaton cannot do.
