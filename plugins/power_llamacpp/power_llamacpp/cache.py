@@ -1,0 +1,63 @@
+"""
+Small facts that are expensive to find out again, kept in the user's cache directory.
+
+A document is stored with a digest of itself, so that a damaged file reads as a miss. Nothing here is
+needed for correctness: a directory that cannot be written to costs time only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from power_core.types import JSON
+
+__all__ = ["cache_dir", "load", "store"]
+
+
+def cache_dir() -> Path:
+    """`POWER_CACHE_DIR`, or the platform's user cache directory of "power"."""
+    if override := os.environ.get("POWER_CACHE_DIR"):
+        return Path(override)
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("power", appauthor=False))
+
+
+def load(kind: str, key: Mapping[str, JSON]) -> JSON | None:
+    """The document stored for *key*, or None if there is none that can be trusted."""
+    try:
+        document = json.loads(_file(kind, key).read_bytes())
+        content, digest = document["content"], document["sha256"]
+    except (OSError, ValueError, KeyError, TypeError):  # absent, unreadable, or not what `store` wrote
+        return None
+    return content if digest == _digest({"key": key, "content": content}) else None
+
+
+def store(kind: str, key: Mapping[str, JSON], content: JSON) -> None:
+    """Keep *content*; readers see the old file or the new one, never a part of it."""
+    target = _file(kind, key)
+    document = json.dumps({"content": content, "sha256": _digest({"key": key, "content": content})})
+    with contextlib.suppress(OSError):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=target.parent, suffix=".tmp")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(document)
+            Path(name).replace(target)
+        except OSError:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+
+def _file(kind: str, key: Mapping[str, JSON]) -> Path:
+    return cache_dir() / kind / f"{_digest(key)[:32]}.json"
+
+
+def _digest(value: JSON) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
