@@ -230,6 +230,18 @@ def test_excluded_tokens_are_never_drawn() -> None:
         assert {draw(row, spec, u) for u in (0.0, 0.3, 0.7, 1 - 2**-53)} == {1, 3}
 
 
+@pytest.mark.parametrize("changes", [{}, {"top_k": 300}, {"top_p": 0.9}, {"typical_p": 0.9}, {"min_p": 0.01}])
+def test_a_draw_depends_on_the_logits_bits_only(changes: dict[str, Any]) -> None:
+    """The same row anywhere in memory gives the same tokens: no sum depends on alignment."""
+    row = random_rows(5003).rows[0]
+    spec, us = SamplingSpec(temperature=0.9, **changes), [i / 97 for i in range(97)]
+    expected = [draw(row, spec, u) for u in us]
+    for offset in range(1, 17):
+        moved = np.empty(row.size + offset, np.float32)[offset:]
+        moved[:] = row
+        assert [draw(moved, spec, u) for u in us] == expected
+
+
 # --- statistics of whole streams
 
 
@@ -330,6 +342,13 @@ def test_tokens_sampled_earlier_in_a_block_are_penalised() -> None:
     row = [3.0, 2.0, 1.0, 0.0]
     sampler = sampler_of(SamplingSpec(presence_penalty=10.0), vocab=4, prompt=[3])
     assert [sampler.sample(LogitRows(row, row, row), i) for i in range(3)] == [0, 1, 2]
+
+
+def test_penalties_leave_excluded_tokens_excluded() -> None:
+    """Tokens at -inf or at the largest negative float32 stay last, without a warning."""
+    lowest = float(np.finfo(np.float32).min)
+    sampler = sampler_of(SamplingSpec(repeat_penalty=2.0), vocab=4, prompt=[0, 1, 2])
+    assert sampler.sample(LogitRows([lowest, -np.inf, 1.0, 0.4]), 0) == 2
 
 
 # --- processors
@@ -500,6 +519,7 @@ def test_a_checkpoint_can_be_restored_twice_and_foreign_ones_are_refused() -> No
         ({"logit_bias": {"3": 1.0}}, "logit_bias"),
         ({"logit_bias": {3: math.nan}}, "logit_bias"),
         ({"logit_bias": {3: math.inf}}, "logit_bias"),
+        ({"logit_bias": {3: -1e39}}, "logit_bias"),
         ({"logprobs": -1}, "logprobs"),
         ({"logprobs": MAX_LOGPROBS + 1}, "logprobs"),
         ({"logprobs": 2.0}, "logprobs"),

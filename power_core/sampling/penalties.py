@@ -58,7 +58,8 @@ class PenaltyWindow:
         counts = np.fromiter(self._counts.values(), np.float64, len(self._counts))
         logits = row[ids].astype(np.float64)
         logits = np.where(logits > 0, logits / self._repeat, logits * self._repeat)
-        row[ids] = logits - (counts * self._frequency + self._presence)
+        with np.errstate(over="ignore"):  # some backends exclude tokens by the largest negative float32
+            row[ids] = logits - (counts * self._frequency + self._presence)
 
     def _add(self, token: TokenId) -> None:
         self._counts[token] = self._counts.get(token, 0) + 1

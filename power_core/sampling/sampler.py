@@ -24,6 +24,7 @@ from power_core.types import TokenId
 __all__ = ["MAX_LOGPROBS", "Sampler"]
 
 MAX_LOGPROBS = 1024  # each emitted token holds that many pairs until the request ends
+_LARGEST_BIAS = 1e30  # further out, sums of float32 logits overflow
 Row = NDArray[np.float32]
 
 
@@ -209,13 +210,13 @@ def _bias_arrays(spec: SamplingSpec, vocab_size: int) -> tuple[NDArray[np.intp],
                 got=token,
                 expected=f"0 to {vocab_size - 1}",
             )
-        if not value < math.inf:  # -inf is a ban; false for NaN too
+        if not (abs(value) <= _LARGEST_BIAS or value == -math.inf):  # refuses NaN too
             raise RequestError(
                 f"the bias of token {token} is {value}",
                 who="sampling",
                 where="logit_bias",
                 got=value,
-                expected="a number or -inf",
+                expected=f"a number up to {_LARGEST_BIAS}, or -inf as a ban",
             )
     if not spec.logit_bias:
         return None
