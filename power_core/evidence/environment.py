@@ -54,7 +54,7 @@ def _packages() -> dict[str, str]:
         name = (distribution.metadata["Name"] or "").lower().replace("_", "-")
         if name in _LIBRARIES or name.startswith("power-"):
             found.setdefault(name, distribution.version)  # the first on the path is the one that is imported
-    return found
+    return dict(sorted(found.items()))
 
 
 def _processor() -> str:

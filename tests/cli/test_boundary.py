@@ -1,0 +1,184 @@
+"""What all commands have in common: help, JSON, errors in one line, pipes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import click
+import pytest
+from click.testing import Result
+
+from power_core.capabilities import CORE_COMMANDS
+from power_core.cli import cli
+from power_core.cli.app import _COMMANDS
+from power_core.cli.state import State
+from power_core.errors import CapabilityError
+from power_core.hookspecs import hookimpl
+from power_core.testing import inline_plugin
+
+Power = Callable[..., Result]
+
+HELP = """
+import sys
+from power_core.cli import cli
+code = cli.main(["--help"], standalone_mode=False)
+assert not {"torch", "llama_cpp", "numpy"} & set(sys.modules), sorted(sys.modules)
+sys.exit(code)
+"""
+
+
+class Commands:
+    """A plugin with commands: one that works, one that is not there, one that is no command."""
+
+    @hookimpl
+    def power_register_commands(self, register: Any) -> None:
+        register("echo", f"{__name__}:echo", help="Say it again.")
+        register("gone", "power_nowhere:gone", help="Is not there.")
+        register("wrong", "json:dumps", help="Is no command.")
+
+
+@click.command()
+@click.argument("word")
+@click.pass_obj
+def echo(state: State, word: str) -> None:
+    if word == "fail":
+        raise CapabilityError("nothing\nprovides it", who="echo")
+    click.echo(f"{word} {len(state.plugins.loaded)}")
+
+
+@pytest.fixture
+def power_echo(toy: Any, power: Power, monkeypatch: pytest.MonkeyPatch) -> Power:
+    monkeypatch.setitem(sys.modules, __name__, SimpleNamespace(echo=echo))
+    toy.more = [inline_plugin("commands", Commands())]
+    return power
+
+
+def test_help_is_quick_and_light() -> None:
+    """With every installed plugin loaded, help takes less than 300 ms of processor and imports nothing heavy."""
+    times = []
+    for _ in range(3):
+        before = os.times()
+        done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, timeout=60)
+        after = os.times()
+        assert done.returncode == 0, done.stderr
+        assert "generate" in done.stdout
+        times.append(after.children_user + after.children_system - before.children_user - before.children_system)
+    assert min(times) < 0.3
+
+
+def test_help_lines_are_those_of_the_commands() -> None:
+    """The table that help is printed from says what the commands say, and names what is reserved."""
+    assert set(_COMMANDS) == CORE_COMMANDS
+    context = click.Context(cli, obj=State())
+    for name, (_, line) in _COMMANDS.items():
+        command = cli.get_command(context, name)
+        assert command is not None
+        assert (command.help or "").strip().splitlines()[0] == line
+
+
+def test_bare_power_is_help(power: Power) -> None:
+    """Without a command the answer is the help, and no error."""
+    result = power()
+    assert (result.exit_code, result.stdout) == (0, power("--help").stdout)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("plugins",),
+        ("models",),
+        ("models", "add", "mine", "toy.scripted"),
+        ("generate", "abc", "--max-tokens", "3"),
+        ("verify", "abc", "--max-tokens", "3"),
+        ("doctor",),
+    ],
+    ids=" ".join,
+)
+def test_json_is_exactly_one_document(power: Power, args: tuple[str, ...]) -> None:
+    """Nothing but the document is on standard output, and nothing at all on standard error."""
+    result = power(*args, "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert isinstance(json.loads(result.stdout), dict)
+    assert result.stdout.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("--nonsense",), "No such option"),
+        (("generat", "x"), "did you mean 'generate'?"),
+        (("generate", "x", "--max-tokens", "many"), "'many' is not a valid integer"),
+        (("generate", "x", "--temperature", "-1"), "--temperature: temperature is -1.0 (expected >= 0)"),
+        (("generate", "x", "--max-tokens", "-2"), "--max-tokens"),
+        (("generate", "x", "--draft-max", "-1"), "--draft-max"),
+        (("generate", "x", "--logit-bias", "5:1"), "not ID=V"),
+        (("generate", "x", "--logit-bias", "99999=1"), "99999"),
+        (("generate", "x", "--stop-id", "-1"), "-1"),
+        (("generate", "x", "--logprobs", "-1"), "logprobs"),
+        (("generate", "x", "--spec", "randon"), "did you mean 'random'?"),
+        (("generate", "x", "--spec", "draft-model"), "reserved"),
+        (("generate", "x", "--model", "tox"), "no model and no file is named 'tox'"),
+        (("generate", "x", "--model", "none.scripted"), "no such file"),
+        (("generate", "x", "-f", "none.txt"), "does not exist"),
+        (("generate", "x", "-f", "toy.scripted"), "give one of them"),
+        (("generate", "x", "--raw", "--system", "s"), "--system needs a chat"),
+        (("generate", "x", "--receipt", "nowhere/r.json"), "no folder nowhere"),
+        (("generate", "x", "--json-schema", "toy.scripted"), "schema"),
+        (("--config", "none.toml", "generate", "x"), "none.toml: cannot be read"),
+        (("verify", "x", "--spec", "off"), "off"),
+        (("models", "add", "toy", "toy.scripted"), "already registered by"),
+        (("models", "add", "a/b", "toy.scripted"), "is no model name"),
+        (("models", "add", "mine", "none.gguf"), "no such file"),
+        (("models", "remove", "toy"), "no model 'toy' was added"),
+        (("receipt", "verify", "none.json"), "does not exist"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_bad_input_is_one_line_and_exit_2(power: Power, args: tuple[str, ...], said: str) -> None:
+    """Whatever is wrong, the answer is one line on standard error and exit code 2."""
+    result = power(*args)
+    assert result.exit_code == 2, result.output
+    assert said in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+
+
+def test_debug_raises_instead(power: Power, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With POWER_DEBUG=1 an error keeps its traceback."""
+    monkeypatch.setenv("POWER_DEBUG", "1")
+    assert isinstance(power("generate", "x", "--model", "tox").exception, CapabilityError)
+
+
+def test_plugins_add_commands(power_echo: Power) -> None:
+    """They are in the help with the plugin's name, run with the shared state, and fail in one line."""
+    assert "Say it again. [commands]" in power_echo("--help").stdout
+    assert power_echo("echo", "hi").stdout == "hi 2\n"
+    failed = power_echo("echo", "fail")
+    assert (failed.exit_code, failed.stderr) == (2, "power: echo: nothing provides it\n")
+
+
+@pytest.mark.parametrize("name", ["gone", "wrong"])
+def test_a_command_that_cannot_be_imported_is_its_plugins_fault(power_echo: Power, name: str) -> None:
+    """One line names plugin and cause; the other commands still work."""
+    failed = power_echo(name)
+    assert failed.exit_code == 2
+    assert failed.stderr.startswith(f"power: power_core.testing unknown: its command '{name}' cannot be imported")
+    assert power_echo("plugins").exit_code == 0
+
+
+def test_closed_pipe_is_quiet() -> None:
+    """`power ... | head` ends without a traceback."""
+    code = "from power_core.cli import main; main()"
+    command = [sys.executable, "-c", code, "models", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode != 0

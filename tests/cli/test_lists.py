@@ -1,0 +1,139 @@
+"""`power plugins`, `power models` and `power doctor`: what is there, what is broken, what would help."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from power_core.cli.doctor import break_even
+from power_core.drafter import DrafterRequirements
+from power_core.errors import BackendError
+from power_core.hookspecs import hookimpl
+from power_core.plugins import PluginFailure
+from power_core.testing import inline_plugin, padded_class
+
+Power = Callable[..., Result]
+
+
+class Heavy:
+    """A plugin whose strategy loads an artifact, and one whose factory raises."""
+
+    @hookimpl
+    def power_register_strategies(self, register: Any) -> None:
+        needs = DrafterRequirements(artifact_kind="dflash-v1")
+        register("heavy", lambda config: SimpleNamespace(requirements=lambda: needs))
+        register("torn", lambda config: 1 / 0)
+
+
+def test_plugins_lists_what_each_provides(power: Power, toy: Any) -> None:
+    """Names by kind; artifact kinds come from the drafters, one of which cannot even be made."""
+    toy.more = [inline_plugin("heavy", Heavy())]
+    listed = json.loads(power("plugins", "--json").stdout)["plugins"]
+    found = {item["name"]: item["provides"] for item in listed}
+    assert (found["scripted"]["targets"], found["scripted"]["models"]) == (["scripted"], ["toy"])
+    assert found["scripted"]["strategies"] == ["other", "random"]
+    assert found["scripted"]["artifact_kinds"] == []
+    assert found["heavy"]["artifact_kinds"] == ["dflash-v1", "unknown (ZeroDivisionError: division by zero)"]
+
+
+def test_plugins_shows_failed_and_blocked_ones(power: Power, toy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failure stands in the list with its cause, a blocked plugin with its name, and neither is an error."""
+    plugins = toy.plugins()
+    plugins.failures.append(PluginFailure("bad", "power-bad", "0.1", "ModuleNotFoundError: No module named 'x'"))
+    plugins.blocked.append("slow")
+    monkeypatch.setattr("power_core.cli.state.load_plugins", lambda: plugins)
+    found = json.loads(power("plugins", "--json").stdout)
+    assert (found["failed"][0]["name"], found["blocked"]) == ("bad", ["slow"])
+    lines = power("plugins").stdout
+    assert "FAILED: ModuleNotFoundError: No module named 'x'" in lines
+    assert "blocked by POWER_BLOCK_PLUGINS" in lines
+    assert "failed to load: ModuleNotFoundError" in power("doctor").stdout
+
+
+def test_models_can_be_added_used_and_removed(power: Power, toy: Any, tmp_path: Path) -> None:
+    """An added model is listed beside the registered ones and opens by its name."""
+    mine = tmp_path / "mine.scripted"
+    mine.write_bytes(b"mine")
+    assert power("models", "add", "mine", mine).exit_code == 0
+    listed = json.loads(power("models", "--json").stdout)
+    assert [(item["name"], item["path"]) for item in listed["models"]] == [
+        ("toy", str(tmp_path / "toy.scripted")), ("mine", str(mine))
+    ]  # fmt: skip
+    assert listed["default"] == "toy"
+    assert power("generate", "abc", "--model", "mine", "--max-tokens", "2").exit_code == 0
+    again = power("models", "add", "mine", mine)
+    assert "already registered by the user" in again.stderr
+    assert power("models", "remove", "mine").exit_code == 0
+    assert [item["name"] for item in json.loads(power("models", "--json").stdout)["models"]] == ["toy"]
+    assert mine.exists()
+
+
+def test_models_whose_file_is_gone_say_so(power: Power, tmp_path: Path) -> None:
+    """One model that cannot be found does not hide the others."""
+    mine = tmp_path / "mine.scripted"
+    mine.write_bytes(b"mine")
+    power("models", "add", "mine", mine)
+    mine.unlink()
+    result = power("models")
+    assert result.exit_code == 0
+    assert "toy (default)" in result.stdout
+    assert "the file of model 'mine' is gone" in result.stdout
+    assert "power models remove mine" in power("generate", "x", "--model", "mine").stderr
+
+
+def test_damaged_record_of_models_is_one_line(power: Power, tmp_path: Path) -> None:
+    """A record that is no JSON, or not a table, names its file."""
+    record = tmp_path / "home" / "power" / "models.json"
+    record.parent.mkdir(parents=True)
+    for content in ("{", "[1]", '{"a": 1}'):
+        record.write_text(content)
+        result = power("models")
+        assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+        assert str(record) in result.stderr
+
+
+def test_doctor_reports_classes_costs_and_break_even(power: Power) -> None:
+    """The level, each width's cost, and the acceptance above which a proposal of that width pays."""
+    report = json.loads(power("doctor", "--json").stdout)
+    assert report["exactness"]["level"] == "bitwise"
+    decode = report["exactness"]["decode"]
+    assert len(decode["widths"]) == len(decode["break_even"])
+    assert decode["break_even"][0] is None
+    assert "exactness: bitwise" in power("doctor").stdout
+
+
+def test_doctor_advises_on_a_padded_target(power: Power, toy: Any) -> None:
+    """A level that costs speed is explained."""
+    toy.target_options["profile"] = padded_class()
+    result = power("doctor")
+    assert result.exit_code == 0
+    assert "exactness: padded" in result.stdout
+    assert "advice: single rows are padded" in result.stdout
+
+
+@pytest.mark.parametrize("error", [BackendError("no such device", who="scripted"), ZeroDivisionError("by zero")])
+def test_doctor_reports_what_fails(power: Power, toy: Any, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """A model that cannot be opened is a finding: the rest is still reported, and the exit code is 1."""
+
+    def failing() -> None:
+        raise error
+
+    monkeypatch.setattr(toy, "target", failing)
+    result = power("doctor", "--json")
+    report = json.loads(result.stdout)
+    assert (result.exit_code, report["model"]) == (1, None)
+    assert any(str(error) in problem for problem in report["problems"])
+    assert report["environment"]["python"]
+
+
+def test_break_even_is_the_share_that_pays_for_the_rows() -> None:
+    """(c(n) - 1) / (n - 1): nothing for one row, unknown where the cost is."""
+    assert break_even(5, 3.0) == 0.5
+    assert break_even(1, 1.0) is None
+    assert break_even(4, None) is None
