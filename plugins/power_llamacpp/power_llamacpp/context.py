@@ -10,7 +10,6 @@ import ctypes
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
-from weakref import WeakSet
 
 import numpy as np
 from attrs import frozen
@@ -89,7 +88,7 @@ class NativeModel:
         self._lib = lib = library()
         self.path = path
         self.extra_buffers = extra_buffers
-        self._contexts: WeakSet[NativeContext] = WeakSet()
+        self._contexts: set[NativeContext] = set()
         params = lib.llama_model_default_params()
         params.n_gpu_layers = 0  # exactness is measured and promised for the CPU
         params.use_extra_bufts = extra_buffers
@@ -133,8 +132,12 @@ class NativeModel:
             self._lib.llama_model_free(handle)
 
     def attach(self, context: NativeContext) -> None:
-        """Remember *context*, which must be freed before the weights."""
+        """Own *context*, which must be freed before the weights, until `detach`."""
         self._contexts.add(context)
+
+    def detach(self, context: NativeContext) -> None:
+        """Forget *context*, which is free."""
+        self._contexts.discard(context)
 
 
 class NativeBatch:
@@ -342,6 +345,11 @@ class NativeContext:
         if self._handle is not None:
             handle, self._handle, self._memory = self._handle, None, None
             self._lib.llama_free(handle)
+            self.model.detach(self)
+
+    @property
+    def is_open(self) -> bool:
+        return self._handle is not None
 
     def __enter__(self) -> Self:
         return self

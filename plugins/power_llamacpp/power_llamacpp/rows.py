@@ -40,17 +40,12 @@ class LlamaCppRows:
         Id of the largest logit of row *i*, lowest id on a tie.
 
         Raises:
-            BackendError: The row holds NaN, or its largest logit is infinite: weights or file are damaged.
+            BackendError: As `logits`.
         """
-        row = self.logits(i)
+        row = self._row(i)
         best = int(row.argmax())  # the first NaN where there is one, so that one look at the winner finds both
         if not isfinite(row[best]):
-            raise BackendError(
-                f"the logits of row {i} are not finite (id {best} has {row[best]})",
-                plugin="llamacpp",
-                got=float(row[best]),
-                fix="check the model file against its digest",
-            )
+            raise _damaged(i, float(row[best]))
         return best
 
     def logits(self, i: int) -> NDArray[np.float32]:
@@ -58,8 +53,16 @@ class LlamaCppRows:
         float32[vocab], read-only view of row *i*.
 
         Raises:
-            BackendError: The row was not asked for, or a later forward or the session's end took the memory.
+            BackendError: The row holds NaN or a positive infinity; it was not asked for; or a later forward or
+                the session's end took the memory.
         """
+        row = self._row(i)
+        largest = float(row.max())  # NaN where there is one
+        if not isfinite(largest):
+            raise _damaged(i, largest)
+        return row
+
+    def _row(self, i: int) -> NDArray[np.float32]:
         if not self._is_current():
             raise BackendError("these rows are gone", plugin="llamacpp", fix="read them before the next forward")
         ordinal = self._ordinals[i] if 0 <= i < len(self._ordinals) else -1
@@ -80,3 +83,14 @@ class LlamaCppRows:
             plugin="llamacpp",
             got=layer,
         )
+
+
+def _damaged(i: int, largest: float) -> BackendError:
+    """llama.cpp computes on with NaN and reports success; without this, id 0 would be the answer."""
+    return BackendError(
+        f"the largest logit of row {i} is {largest}",
+        plugin="llamacpp",
+        got=largest,
+        expected="a finite number",
+        fix="check the model file against its digest",
+    )

@@ -167,10 +167,10 @@ class LlamaCppSession:
         return self._state(seq).length
 
     def _state(self, seq: SeqId) -> _Sequence:
+        self._context.handle  # noqa: B018 - says so where the whole session is closed
         try:
             return self._sequences[seq]
         except KeyError:
-            self._context.handle  # noqa: B018 - says so where the whole session is closed
             raise BackendError(
                 f"sequence {seq} is not open", plugin=PLUGIN, got=seq, expected=f"one of {sorted(self._sequences)}"
             ) from None
@@ -234,7 +234,9 @@ class LlamaCppSession:
         ordinals = np.full(batch.n, -1, np.intp)
         ordinals[batch.outputs[: batch.n]] = computed.order
         number = self._forwards
-        return LlamaCppRows(computed.logits, ordinals, computed.width, lambda: self._forwards == number)
+        return LlamaCppRows(
+            computed.logits, ordinals, computed.width, lambda: self._forwards == number and self._context.is_open
+        )
 
     def _grow(self, chains: list[Chain]) -> None:
         """Book the rows of a forward that succeeded."""

@@ -1,0 +1,193 @@
+"""The backend and its models: files to weights, tokenizer, identity and sessions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from attrs import evolve
+
+from power_core.errors import BackendError, CapabilityError, ConfigError
+from power_core.shapes import ShapeProfile
+from power_core.target import SessionOptions, Tokenizer
+from power_core.types import TargetIdentity
+from power_llamacpp.config import Choice, LlamaCppConfig
+from power_llamacpp.context import NativeModel
+from power_llamacpp.gguf_check import GgufInfo, check_gguf
+from power_llamacpp.native import library, log_bridge
+from power_llamacpp.session import LlamaCppSession, context_size_of
+from power_llamacpp.tokenizer import LlamaCppTokenizer
+
+__all__ = ["LlamaCppBackend", "LlamaCppModel"]
+
+PLUGIN = "llamacpp"
+TEMPLATE_KEY = "tokenizer.chat_template"
+
+
+class LlamaCppBackend:
+    """
+    GGUF files through llama.cpp.
+
+    Args:
+        config: The plugin's section of the configuration.
+    """
+
+    def __init__(self, config: LlamaCppConfig | None = None) -> None:
+        self.config = config or LlamaCppConfig()
+
+    def claims(self, path: Path) -> bool:
+        if path.suffix.lower() == ".gguf":
+            return True
+        try:
+            with path.open("rb") as file:
+                return file.read(4) == b"GGUF"
+        except OSError:
+            return False
+
+    def load(self, path: Path) -> LlamaCppModel:
+        """
+        Check *path* and load its vocabulary; the weights follow with the first session.
+
+        Raises:
+            ArtifactError: The file is damaged, foreign or unsupported; native code has not seen it.
+            BackendError: llama.cpp cannot be loaded, or refuses the vocabulary.
+        """
+        log_bridge().threshold = self.config.log_level
+        return LlamaCppModel(path, check_gguf(path), self.config)
+
+
+class LlamaCppModel:
+    """
+    One GGUF file.
+
+    Args:
+        path: The file.
+        info: What its header says; the file has been checked.
+        config: The plugin's configuration.
+        profile: Width classes to use instead of measuring; settings left to the probe are then off.
+
+    Attributes:
+        identity: Digests and sizes; the whole file has been read for it, once per file and machine.
+        tokenizer: The file's tokenizer.
+        trained_context: Positions the model was trained for.
+    """
+
+    def __init__(
+        self, path: Path, info: GgufInfo, config: LlamaCppConfig, *, profile: ShapeProfile | None = None
+    ) -> None:
+        self.path = path
+        self.info = info
+        self.config = config
+        self.trained_context = info.context_length
+        self._profile = profile
+        self._vocabulary = NativeModel(path, vocab_only=True)
+        template = info.metadata.get(TEMPLATE_KEY)
+        self.tokenizer: Tokenizer = LlamaCppTokenizer(self._vocabulary, template if isinstance(template, str) else None)
+        self.identity = TargetIdentity(
+            name=str(info.metadata.get("general.name") or path.stem),
+            architecture=info.architecture,
+            file_sha256=info.sha256(),
+            tokenizer_sha256=info.tokenizer_sha256(),
+            vocab_size=self.tokenizer.vocab_size,
+            hidden_size=info.hidden_size,
+            num_layers=info.num_layers,
+        )
+        self._weights: dict[bool, NativeModel] = {}  # by whether they are repacked
+        self._is_closed = False
+
+    def open_session(self, options: SessionOptions) -> LlamaCppSession:
+        """
+        Allocate state and measure (or read from cache) the session's profile.
+
+        Raises:
+            BackendError: The library cannot provide it, or the model is closed.
+            CapabilityError: Hidden states are asked for.
+            ConfigError: The options contradict each other or the model.
+        """
+        if self._is_closed:
+            raise BackendError("the model is closed", plugin=PLUGIN, where=str(self.path), fix="load it again")
+        options = self._checked(options)
+        flash_attention, extra_buffers, profile = self._decide(options)
+        if extra_buffers not in self._weights:
+            self._weights[extra_buffers] = NativeModel(self.path, extra_buffers=extra_buffers)
+        return LlamaCppSession(
+            self._weights[extra_buffers],
+            options,
+            profile=profile,
+            config=self.config,
+            flash_attention=flash_attention,
+        )
+
+    def _checked(self, options: SessionOptions) -> SessionOptions:
+        """*options* with every default filled in."""
+        if options.hidden_layers:
+            raise CapabilityError(
+                "this backend does not provide `hidden-states`",
+                plugin=PLUGIN,
+                got=options.hidden_layers,
+                fix="use a strategy that needs none",
+            )
+        most = library().llama_max_parallel_sequences()
+        for name, value, low, high in (
+            ("max_sequences", options.max_sequences, 1, most),
+            ("max_rows", options.max_rows, 1, self.config.prefill_rows),
+            ("rollback_rows", options.rollback_rows, 0, self.config.prefill_rows - 2),
+            ("threads", options.threads or 1, 1, 512),
+        ):
+            if not low <= value <= high:
+                raise ConfigError(f"{name} is {value}", plugin=PLUGIN, got=value, expected=f"{low} to {high}")
+        return evolve(
+            options,
+            context_size=context_size_of(options, self.trained_context),
+            threads=options.threads or usable_cores(),
+        )
+
+    def _decide(self, options: SessionOptions) -> tuple[bool, bool, ShapeProfile]:
+        """Flash attention, extra buffers and profile: measured, unless the profile was given."""
+        if self._profile is not None:
+            return self.config.flash_attention is Choice.ON, self.config.extra_buffers is Choice.ON, self._profile
+        from power_llamacpp.probe import measure
+
+        result = measure(
+            self.path,
+            self.info,
+            config=self.config,
+            threads=options.threads or 1,
+            max_rows=options.max_rows,
+            context=options.context_size,
+        )
+        return result.settings.flash_attention, result.settings.extra_buffers, result.profile
+
+    def facts(self) -> Mapping[str, Any]:
+        """Build and model facts for `power doctor` and receipts."""
+        lib = library()
+        return {
+            "backend": "llama.cpp",
+            "llama_cpp_python": version("llama-cpp-python"),
+            "llama_cpp": lib.llama_version().decode(),
+            "system_info": " ".join(lib.llama_print_system_info().decode().split()),
+            "file": self.path.name,
+            "file_bytes": self.info.file_size,
+            "architecture": self.info.architecture,
+            "trained_context": self.trained_context,
+            "kv_type": str(self.config.kv_type),
+            "swa_full": self.config.swa_full,
+        }
+
+    def close(self) -> None:
+        """Free weights and vocabulary; contexts of open sessions go first. Idempotent."""
+        self._is_closed = True
+        for weights in self._weights.values():
+            weights.close()
+        self._weights.clear()
+        self._vocabulary.close()
+
+
+def usable_cores() -> int:
+    """Processors this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
