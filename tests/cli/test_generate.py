@@ -105,18 +105,7 @@ def test_receipt_file_verifies(power: Power, tmp_path: Path) -> None:
 
 def test_settings_reach_the_sampler_and_the_receipt(power: Power, toy: Any, tmp_path: Path) -> None:
     """Flags, variables and the file all end in the request that is decoded."""
-    flags = [
-        "--temperature",
-        "0.9",
-        "--top-k",
-        "20",
-        "--seed",
-        "7",
-        "--logit-bias",
-        "3=-100",
-        "--presence-penalty",
-        "1",
-    ]
+    flags = ["--temperature", "0.9", "--top-k", "20", "--seed", "7", "--logit-bias", "3=-100"]
     (tmp_path / "power.toml").write_text("repeat_penalty = 1.2\n")
     environ = {"POWER_PENALTY_WINDOW": "5"}
     found = document(power("generate", "abc", *flags, "--max-tokens", "12", "--json", env=environ))
