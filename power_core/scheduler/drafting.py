@@ -61,8 +61,11 @@ class OpenDraft:
         if isinstance(answer, Proposal) and isinstance(answer.token_ids, Sequence | np.ndarray):
             return answer
         return DrafterError(
-            f"proposed {answer!r:.80}", who=f"strategy {self.name!r}", got=answer,
-            expected="a Proposal with a sequence of token ids", fix="report it to the plugin's author",
+            f"proposed {answer!r:.80}",
+            who=f"strategy {self.name!r}",
+            got=answer,
+            expected="a Proposal with a sequence of token ids",
+            fix="report it to the plugin's author",
         )
 
     def _propose(self, requests: Sequence[DraftRequest]) -> Sequence[Proposal]:

@@ -14,6 +14,7 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 import structlog
+from attrs import evolve
 
 from power_core.decoding import Decoder
 from power_core.drafter import DraftRequest
@@ -136,9 +137,8 @@ class StepLoop:
 
     def close(self) -> None:
         """End every request without events, and free drafts and sequences."""
-        for sequence in self._running:
-            sequence.release(self.session)
-        self._running.clear()
+        for sequence in list(self._running):
+            self._release(sequence)
         self._waiting.clear()
         self._by_id.clear()
         self.drafts.close()
@@ -201,13 +201,22 @@ class StepLoop:
             if sequence.request.max_tokens == 0:
                 self._finish(sequence, FinishReason.LENGTH)
                 continue
-            draft = None if sequence.strategy == OFF else self.drafts.get(sequence.strategy)
-            self._waiting.popleft()
-            self._running.append(sequence)
-            try:
-                sequence.bind(self.session, self._free.pop(), draft)
-            except Exception as exc:  # noqa: BLE001 - a backend or plugin may raise anything: the request ends
-                self._fail(sequence, exc)
+            self._bind(sequence)
+        if self._waiting and not self._running and not self._free:
+            self._fail(self._waiting[0], _no_sequence_left())
+
+    def _bind(self, sequence: Sequence) -> None:
+        draft = None if sequence.strategy == OFF else self.drafts.get(sequence.strategy)
+        self._waiting.popleft()
+        self._running.append(sequence)
+        try:
+            sequence.bind(self.session, self._free.pop(), draft)
+        except Exception as exc:  # noqa: BLE001 - a backend or plugin may raise anything: the request ends
+            self._fail(sequence, exc)
+        except BaseException:  # an interrupt: the request waits again
+            self._release(sequence)
+            self._waiting.appendleft(sequence)
+            raise
 
     def _plan(self) -> Plan | None:
         plan = make_plan(
@@ -397,20 +406,33 @@ class StepLoop:
         """Release a request's state and put its closing event in the outbox."""
         if self._by_id.pop(sequence.request_id, None) is None:
             return
-        if sequence in self._running:
-            self._running.remove(sequence)
-            try:
-                sequence.release(self.session)
-            except Exception as exc:  # noqa: BLE001 - a plugin may raise anything: the request ends all the same
-                error = error or _wrap(exc)
-                log.warning("release failed", request=sequence.request_id, error=str(exc))
-            self._free.append(sequence.seq)
-        else:
-            self._waiting.remove(sequence)
+        try:
+            if sequence in self._running:
+                released = self._release(sequence)
+                error = error or released
+            else:
+                self._waiting.remove(sequence)
+        finally:  # whoever waits for the end gets it, an interrupt notwithstanding
+            self._outbox.append(self._end(sequence, reason, error))
+
+    def _release(self, sequence: Sequence) -> BaseException | None:
+        """Free what *sequence* holds, and its id unless that may still be in use; returns what went wrong."""
+        self._running.remove(sequence)
+        try:
+            sequence.release(self.session)
+        except Exception as exc:  # noqa: BLE001 - a plugin may raise anything: the request ends all the same
+            log.warning("release failed", request=sequence.request_id, error=str(exc))
+            return _wrap(exc)
+        finally:
+            if not sequence.is_lost:
+                self._free.append(sequence.seq)
+        return None
+
+    def _end(self, sequence: Sequence, reason: FinishReason, error: BaseException | None) -> Event:
         sequence.clock.finished = time.perf_counter()
         rest = sequence.decoder.flush()
         result = self._result(sequence, reason, rest, error)
-        self._outbox.append(Event(sequence.request_id, rest, None, Origin.END, len(sequence.origins), None, result))
+        return Event(sequence.request_id, rest, None, Origin.END, len(sequence.origins), None, result)
 
     def _result(self, sequence: Sequence, reason: FinishReason, rest: str, error: BaseException | None) -> Result:
         ids = tuple(sequence.tokens[sequence.num_prompt :])
@@ -430,7 +452,10 @@ class StepLoop:
         )
         if self._receipt is None or error is not None:
             return result
-        return result.with_receipt(self._receipt(sequence, result))
+        try:
+            return result.with_receipt(self._receipt(sequence, result))
+        except Exception as exc:  # noqa: BLE001 - the end must come: a result without a receipt is an error
+            return evolve(result, finish_reason=FinishReason.ERROR, error=_wrap(exc))
 
 
 def _origin(member: Member, offset: int) -> Origin:
@@ -439,6 +464,13 @@ def _origin(member: Member, offset: int) -> Origin:
     if offset < member.accepted:
         return Origin.ACCEPTED
     return Origin.BONUS if member.accepted == len(member.proposal) else Origin.CORRECTION
+
+
+def _no_sequence_left() -> BackendError:
+    return BackendError(
+        "every sequence of the session was lost to a close that failed", who="scheduler",
+        fix="close the engine and open the model again",
+    )  # fmt: skip
 
 
 def _wrap(error: BaseException) -> PowerError:

@@ -9,6 +9,7 @@ from attrs import frozen
 
 from power_core.decoding import Decoder
 from power_core.drafter import HiddenRows
+from power_core.errors import BackendError
 from power_core.evidence import Timings
 from power_core.request import Counts, GenerationRequest
 from power_core.sampling import Sampler
@@ -55,6 +56,8 @@ class Sequence:
         seq: Sequence id in the target session.
         guard: Proposal cap after a replay, or None.
         cancelled: Set from any thread; honoured at the next phase boundary.
+        is_open: Whether the target holds the sequence.
+        is_lost: A close or a draft's end failed, so that nobody knows what is still held under the sequence id.
     """
 
     def __init__(
@@ -85,13 +88,13 @@ class Sequence:
         self.texts: list[str] = []
         self.cancelled = False
         self.evaluated_prompt = 0
-        self._is_open = False
+        self.is_lost = False
+        self.is_open = False
 
     def bind(self, session: TargetSession, seq: SeqId, draft: OpenDraft | None) -> None:
         """Take sequence *seq* of *session*; the prompt is handed to the draft."""
         self.seq = seq
-        session.open(seq)
-        self._is_open = True
+        self.open(session)
         self.target = TargetParticipant(self, session)
         self._participants: list[Participant] = [self.target, self.sampler, self.decoder]
         if draft is not None:
@@ -105,10 +108,34 @@ class Sequence:
             if self.draft is not None:
                 draft, self.draft = self.draft, None
                 draft.call(draft.session.end, self.seq)
+        except BaseException:
+            self.is_lost = True
+            raise
         finally:
-            if self._is_open:
-                self._is_open = False
-                session.close(self.seq)
+            self.close(session)
+
+    def open(self, session: TargetSession) -> None:
+        """
+        Make the target's sequence usable and empty.
+
+        Raises:
+            BackendError: An earlier close failed, or this did.
+        """
+        if self.is_lost:
+            raise BackendError(f"sequence {self.seq} may still be in use", who="scheduler", where="open")
+        session.open(self.seq)
+        self.is_open = True
+
+    def close(self, session: TargetSession) -> None:
+        """Close the sequence if it is open; never twice, for a close that failed may have had its effect."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        try:
+            session.close(self.seq)
+        except BaseException:
+            self.is_lost = True
+            raise
 
     @property
     def tokens(self) -> list[TokenId]:
@@ -203,7 +230,9 @@ class TargetParticipant:
         self._sequence.guard = session.rollback_capacity or 0
 
     def restore(self, checkpoint: object) -> None:
-        if self._session.length(self._sequence.seq) != cast("_Mark", checkpoint).position:
+        if not self._sequence.is_open:  # the commit broke off between closing it and opening it again
+            self._sequence.open(self._session)
+        elif self._session.length(self._sequence.seq) != cast("_Mark", checkpoint).position:
             self._rewind(checkpoint)
 
     def _rewind(self, checkpoint: object) -> None:
@@ -213,8 +242,8 @@ class TargetParticipant:
             session.restore(seq, retained)
             return
         # No exact way back: start over. The tokens are all known, so they become pending again.
-        session.close(seq)
-        session.open(seq)
+        self._sequence.close(session)
+        self._sequence.open(session)
         self._sequence.counts.rebuilds += 1
 
 
