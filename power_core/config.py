@@ -102,8 +102,8 @@ class PowerConfig:
     frequency_penalty: float = _key(0.0)
     penalty_window: int = _key(64)
     seed: int | None = _key(None, minimum=0)
-    sections: Mapping[str, Mapping[str, Any]] = field(factory=dict)
-    sources: Mapping[str, str] = field(factory=dict, eq=False, repr=False)
+    sections: Mapping[str, Mapping[str, Any]] = field(factory=dict, metadata={"internal": True})
+    sources: Mapping[str, str] = field(factory=dict, eq=False, repr=False, metadata={"internal": True})
 
     @property
     def token_limit(self) -> int | None:
@@ -213,7 +213,7 @@ def config_files(environ: Mapping[str, str] | None = None, cwd: Path | None = No
 
 def _keys() -> dict[str, Any]:
     attrs.resolve_types(PowerConfig)
-    return {a.name: a for a in attrs.fields(PowerConfig) if a.name not in ("sections", "sources")}
+    return {a.name: a for a in attrs.fields(PowerConfig) if not a.metadata.get("internal")}
 
 
 def _flag_name(key: str) -> str:

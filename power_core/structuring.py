@@ -20,7 +20,7 @@ def structured(cls: type, table: Mapping[str, Any], source_of: Callable[[str], s
     Constructor arguments of the attrs class *cls* from *table*.
 
     Args:
-        cls: Its fields are the keys, their annotations the types.
+        cls: Its fields are the keys, their annotations the types; those with the metadata `internal` are none.
         table: Key -> value; keys that are absent stay absent.
         source_of: Where a key was set, for messages.
 
@@ -28,7 +28,7 @@ def structured(cls: type, table: Mapping[str, Any], source_of: Callable[[str], s
         ConfigError: A key is unknown or a value is of another type.
     """
     attrs.resolve_types(cls)
-    keys = {attribute.name: attribute for attribute in attrs.fields(cls) if attribute.init}
+    keys = {attribute.name: attribute for attribute in attrs.fields(cls) if _is_key(attribute)}
     values = {}
     for key, value in table.items():
         if key not in keys:
@@ -66,6 +66,10 @@ def type_name(wanted: Any) -> str:
         return " or ".join(type_name(part) for part in get_args(wanted) if part is not type(None))
     names = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
     return names.get(wanted, str(wanted if get_origin(wanted) else getattr(wanted, "__name__", wanted)))
+
+
+def _is_key(attribute: Any) -> bool:
+    return attribute.init and not attribute.metadata.get("internal")
 
 
 def _to_int(value: Any, _type: type[int]) -> int:

@@ -74,6 +74,7 @@ def test_file_is_the_named_one_else_the_folder_else_the_user(tmp_path: Path, mon
     ("toml", "environ", "flags", "found"),
     [
         ("spec_draft_mx = 4", {}, {}, ["power.toml: spec_draft_mx", "did you mean 'spec_draft_max'?"]),
+        ("sources = {}", {}, {}, ["unknown key 'sources'"]),
         ("top_k = '5'", {}, {}, ["power.toml: top_k", "'5'", "expected an integer"]),
         ("top_k = 1.5", {}, {}, ["top_k is 1.5", "expected an integer"]),
         ("top_k = true", {}, {}, ["top_k is True", "expected an integer"]),
