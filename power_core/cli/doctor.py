@@ -91,9 +91,9 @@ def _look_at_model(report: Report, state: State, flags: Mapping[str, Any]) -> No
     from power_core.capabilities import OFF
 
     with state.runtime(flags) as runtime, runtime.open(spec=OFF) as engine:
-        facts = dict(engine.model.facts())
-        advice = facts.pop("advice", [])
         profile = engine.profile
+        facts, evidence = dict(engine.model.facts()), dict(profile.evidence)
+        advice = [*facts.pop("advice", ()), *evidence.pop("advice", ())]  # the backend knows its builds, we do not
         report.model = {"name": engine.name, "sha256": engine.model.identity.file_sha256, **facts}
         report.exactness = {
             "level": profile.level.value,
@@ -101,7 +101,7 @@ def _look_at_model(report: Report, state: State, flags: Mapping[str, Any]) -> No
             "auto": runtime.registry.auto_strategy(),
             "decode": _class_document(profile.decode),
             "prefill": _class_document(profile.prefill),
-            "evidence": dict(profile.evidence),
+            "evidence": evidence,
         }
         report.advice = [*advice, *_general_advice(report)]
 

@@ -47,18 +47,22 @@ class State:
 
         config = self.config(flags)
         config.check_plugins(self.plugins)
-        _log_to_stderr()
+        _quiet_logs()
         return Runtime(config, self.plugins)
 
 
-def _log_to_stderr() -> None:
-    """Keep logs out of the output: structlog prints to stdout unless told otherwise."""
+def _quiet_logs() -> None:
+    """
+    Keep logs out of the output, and errors at one line: what a log calls an error is raised as well.
+
+    structlog prints to standard output unless told otherwise.
+    """
     import logging
 
     import structlog
 
-    level = logging.DEBUG if os.environ.get("POWER_DEBUG") == "1" else logging.ERROR
+    level = logging.DEBUG if os.environ.get("POWER_DEBUG") == "1" else logging.CRITICAL
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=lambda *_names: structlog.PrintLogger(sys.stderr),
     )

@@ -16,7 +16,7 @@ from power_core.drafter import DrafterRequirements
 from power_core.errors import BackendError
 from power_core.hookspecs import hookimpl
 from power_core.plugins import PluginFailure
-from power_core.testing import inline_plugin, padded_class
+from power_core.testing import ScriptedTarget, inline_plugin, padded_class
 
 Power = Callable[..., Result]
 
@@ -115,6 +115,15 @@ def test_doctor_advises_on_a_padded_target(power: Power, toy: Any) -> None:
     assert result.exit_code == 0
     assert "exactness: padded" in result.stdout
     assert "advice: single rows are padded" in result.stdout
+
+
+def test_doctor_passes_on_what_the_backend_advises(power: Power, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What to do about a build only its backend can know; its sentences are shown among the advice."""
+    monkeypatch.setattr(ScriptedTarget, "facts", lambda self: {"build": "stock", "advice": ["build it with clang"]})
+    report = json.loads(power("doctor", "--json").stdout)
+    assert "build it with clang" in report["advice"]
+    assert "advice" not in report["model"]
+    assert report["model"]["build"] == "stock"
 
 
 @pytest.mark.parametrize("error", [BackendError("no such device", who="scripted"), ZeroDivisionError("by zero")])
