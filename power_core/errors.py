@@ -7,14 +7,17 @@ __all__ = [
     "BackendError",
     "CapabilityError",
     "ConfigError",
+    "DeadlineError",
     "DrafterError",
     "NameTakenError",
     "PluginError",
     "PowerError",
+    "QueueFullError",
     "ReceiptError",
     "RequestCancelledError",
     "RequestError",
     "ShapeError",
+    "TooLargeError",
     "TransactionError",
 ]
 
@@ -71,6 +74,18 @@ class RequestError(PowerError):
 
 class RequestCancelledError(RequestError):
     """The request was cancelled before it finished."""
+
+
+class QueueFullError(RequestError):
+    """As many requests wait as may; the caller should come back later."""
+
+
+class DeadlineError(RequestError):
+    """The request's deadline passed before it was done."""
+
+
+class TooLargeError(RequestError):
+    """The request could not be served even alone."""
 
 
 class CapabilityError(PowerError):

@@ -1,0 +1,207 @@
+"""
+Strategy chains: several drafters for one request, and each round the proposal that promises the most.
+
+A chain is itself a drafter, so nothing around it knows. Members are asked in the order given; a later
+one only where it may beat what is already on the table by more than asking it costs. Each member is
+judged by a table of its own, which also learns from proposals that were not used. What the chain hands on
+are these calibrated chances, since two members' own confidences are not on one scale.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from attrs import define, field, frozen
+
+from power_core.drafter import Drafter, DrafterRequirements, DraftRequest, DraftSession, HiddenRows, Proposal
+from power_core.errors import ConfigError, DrafterError
+from power_core.scheduler.acceptance import AcceptanceTable
+from power_core.scheduler.costs import CostCurve, CostModel
+from power_core.target import TargetModel, TargetSession
+from power_core.types import SeqId, TokenId
+
+__all__ = ["SEPARATOR", "ChainDrafter", "chain_names"]
+
+SEPARATOR = ","
+_WORTH_STEP = 0.2  # of each proposal in the running mean of what a member's are worth
+_ASK_AGAIN = 24  # rounds after which a member that seemed not worth asking is asked all the same
+
+
+def chain_names(spec: str) -> tuple[str, ...]:
+    """
+    The strategies of a chain; one name is a chain of one.
+
+    >>> chain_names("suffix, dspark")
+    ('suffix', 'dspark')
+
+    Raises:
+        ConfigError: A name is missing or comes twice.
+    """
+    names = tuple(name.strip() for name in spec.split(SEPARATOR))
+    if not all(names) or len(set(names)) != len(names):
+        raise ConfigError(
+            f"{spec!r} is no chain of strategies", who="chain", where="--spec", got=spec,
+            expected="names separated by commas, each once",
+        )  # fmt: skip
+    return names
+
+
+class ChainDrafter:
+    """
+    Drafts with the best of several strategies.
+
+    Args:
+        members: Name -> drafter, in the order they are asked; cheap ones first.
+        costs: The session's costs; also told what each member takes.
+        clock: Seconds, for timing members.
+    """
+
+    def __init__(
+        self, members: Mapping[str, Drafter], costs: CostModel, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._members = dict(members)
+        self._costs = costs
+        self._clock = clock
+
+    def requirements(self) -> DrafterRequirements:
+        needs = [drafter.requirements() for drafter in self._members.values()]
+        return DrafterRequirements(
+            capabilities=frozenset().union(*(need.capabilities for need in needs)),
+            hidden_layers=tuple(sorted({layer for need in needs for layer in need.hidden_layers})),
+        )
+
+    def open(self, model: TargetModel, session: TargetSession) -> DraftSession:
+        opened: list[_Member] = []
+        try:
+            for name, drafter in self._members.items():
+                wants_rows = bool(drafter.requirements().hidden_layers)
+                opened.append(_Member(name, drafter.open(model, session), wants_rows))
+        except BaseException:
+            for member in opened:
+                member.session.close()
+            raise
+        return _ChainSession(opened, self._costs, self._clock)
+
+
+@frozen
+class _Member:
+    name: str
+    session: DraftSession
+    wants_rows: bool
+
+
+@define
+class _Record:
+    """What is known of one member in one request."""
+
+    table: AcceptanceTable = field(factory=AcceptanceTable)
+    worth: float = 1.0  # running mean of what its proposals promise, in plain steps
+    unasked: int = 0  # rounds since it was asked
+    ids: Sequence[TokenId] = ()
+    cells: Sequence[int] = ()
+
+
+class _ChainSession:
+    def __init__(self, members: Sequence[_Member], costs: CostModel, clock: Callable[[], float]) -> None:
+        self._members = members
+        self._costs = costs
+        self._clock = clock
+        self._records: dict[SeqId, list[_Record]] = {}
+
+    def begin(self, seq: SeqId, tokens: Sequence[TokenId]) -> None:
+        begun: list[_Member] = []
+        try:
+            for member in self._members:
+                member.session.begin(seq, tokens)
+                begun.append(member)
+        except BaseException:
+            for member in begun:
+                member.session.end(seq)
+            raise
+        self._records[seq] = [_Record() for _ in self._members]
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
+        curve = self._costs.curve
+        best = [Proposal()] * len(requests)
+        gains = [0.0] * len(requests)
+        for place, member in enumerate(self._members):
+            asked = [i for i, request in enumerate(requests) if self._is_worth_asking(place, request, gains[i], curve)]
+            if not asked:
+                continue
+            answers = self._ask(member, [requests[i] for i in asked])
+            for i, answer in zip(asked, answers, strict=True):
+                offer, gain = self._judge(self._records[requests[i].seq][place], answer, curve)
+                if gain > gains[i] or not best[i].token_ids:
+                    best[i], gains[i] = offer, gain
+        return best
+
+    def observe(self, seq: SeqId, committed: Sequence[TokenId], rows: HiddenRows | None) -> None:
+        for member, record in zip(self._members, self._records[seq], strict=True):
+            if committed or (member.wants_rows and rows is not None):
+                member.session.observe(seq, committed, rows if member.wants_rows else None)
+            if committed:
+                record.table.learn(record.ids, record.cells, committed)
+                record.ids, record.cells = (), ()
+
+    def checkpoint(self, seq: SeqId) -> object:
+        return [member.session.checkpoint(seq) for member in self._members]
+
+    def restore(self, seq: SeqId, checkpoint: object) -> None:
+        if not isinstance(checkpoint, list):
+            raise DrafterError(f"{checkpoint!r:.40} is no checkpoint of a chain", who="chain", got=checkpoint)
+        for record in self._records[seq]:
+            record.ids, record.cells = (), ()
+        self._each(lambda place, member: member.session.restore(seq, checkpoint[place]))
+
+    def end(self, seq: SeqId) -> None:
+        self._records.pop(seq, None)
+        self._each(lambda _place, member: member.session.end(seq))
+
+    def close(self) -> None:
+        self._records.clear()
+        self._each(lambda _place, member: member.session.close())
+
+    def _each(self, call: Callable[[int, _Member], None]) -> None:
+        """Call for every member, whatever one of them raises; then raise the first failure."""
+        failure: Exception | None = None
+        for place, member in enumerate(self._members):
+            try:
+                call(place, member)
+            except Exception as exc:  # noqa: BLE001 - a plugin may raise anything; the others must be told too
+                failure = failure or exc
+        if failure is not None:
+            raise failure
+
+    # -- choosing ---------------------------------------------------------------------------------
+
+    def _is_worth_asking(self, place: int, request: DraftRequest, gain: float, curve: CostCurve) -> bool:
+        record = self._records[request.seq][place]
+        cost = curve.draft(self._members[place].name, request.max_tokens)
+        if record.worth - gain > cost or place == 0 or record.unasked >= _ASK_AGAIN:
+            record.unasked = 0
+            return True
+        record.unasked += 1
+        return False
+
+    def _ask(self, member: _Member, requests: Sequence[DraftRequest]) -> Sequence[Proposal]:
+        started = self._clock()
+        answers = member.session.propose(requests)
+        seconds = (self._clock() - started) / len(requests)
+        for request in requests:
+            self._costs.observe_draft(member.name, request.max_tokens, seconds)
+        return answers
+
+    def _judge(self, record: _Record, answer: Proposal, curve: CostCurve) -> tuple[Proposal, float]:
+        """The proposal with calibrated chances, and the plain steps it promises to save."""
+        ids = answer.token_ids
+        record.ids, record.cells = ids, record.table.cells(len(ids), answer.confidences)
+        chances = [record.table.chance(cell) for cell in record.cells]
+        gain, expected, survives = 0.0, 0.0, 1.0
+        base = curve.step(1)
+        for length, chance in enumerate(chances, 1):
+            survives *= chance
+            expected += survives
+            gain = max(gain, expected - (curve.step(1 + length) - base))
+        record.worth += _WORTH_STEP * (gain - record.worth)
+        return Proposal(ids, chances if len(ids) else None), gain

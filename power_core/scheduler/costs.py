@@ -1,0 +1,215 @@
+"""
+What a step costs on this machine, learned from the engine's own timings.
+
+Every figure is relative to a step of one row, because machines drift: a neighbour that takes half
+of the cores doubles every timing and changes no decision. The prior is the curve that the target
+measured when it was opened (`WidthClass.costs`).
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+
+from attrs import frozen
+
+from power_core.shapes import WidthClass
+from power_core.types import JSON
+
+__all__ = ["CostCurve", "CostModel", "fixed_curve"]
+
+WINDOW = 15  # timings a median is taken over
+PRIOR_TIMINGS = 3  # the target's own measurement counts for so many of them
+OUTLIER = 3.0  # a timing this far from its median is dropped ...
+OUTLIERS_IN_ROW = 5  # ... unless so many follow each other: then the machine has changed
+REFRESH = 16  # forwards between two curves: decisions are made against a curve that holds still
+ROW_COST = 0.3  # of a single-row step, for targets that measured nothing: what CPUs take
+
+
+@frozen
+class CostCurve:
+    """
+    Costs at one moment, in units of a step of one row.
+
+    Args:
+        version: Counts the curves of one model.
+        steps: `steps[n]` is the cost of a target forward of n rows, pad rows included; `steps[0]` is 0.
+        row: Cost of each further row beyond the table.
+        drafts: Strategy -> `d`, where `d[k]` is the cost of asking it for k tokens; `d[0]` is 0.
+    """
+
+    version: int
+    steps: tuple[float, ...]
+    row: float
+    drafts: Mapping[str, tuple[float, ...]]
+
+    def step(self, rows: int) -> float:
+        """
+        Cost of a forward of *rows* rows.
+
+        >>> CostCurve(0, (0.0, 1.0, 1.5), 0.5, {}).step(4)
+        2.5
+        """
+        known = len(self.steps) - 1
+        return self.steps[rows] if rows <= known else self.steps[known] + self.row * (rows - known)
+
+    def draft(self, strategy: str, tokens: int) -> float:
+        """Cost of asking *strategy* for *tokens* tokens; 0 until it has been timed."""
+        costs = self.drafts.get(strategy)
+        if not costs or tokens < 1:
+            return 0.0
+        return costs[tokens] if tokens < len(costs) else costs[-1]
+
+    def to_json(self) -> JSON:
+        """The curve as a receipt or a cost-curve file has it."""
+        return {
+            "rows": {str(n): round(cost, 4) for n, cost in enumerate(self.steps) if n},
+            "drafts": {name: [round(cost, 5) for cost in costs] for name, costs in self.drafts.items()},
+        }
+
+
+class _Window:
+    """The last timings of one kind, and their median; what lies far from it is dropped."""
+
+    __slots__ = ("_dropped", "_values", "median")
+
+    def __init__(self, prior: float | None = None) -> None:
+        self._values: deque[float] = deque([prior] * PRIOR_TIMINGS if prior is not None else [], maxlen=WINDOW)
+        self._dropped = 0
+        self.median = prior if prior is not None else math.nan
+
+    def add(self, value: float) -> None:
+        if self._values and not self.median / OUTLIER <= value <= self.median * OUTLIER:
+            self._dropped += 1
+            if self._dropped < OUTLIERS_IN_ROW:
+                return
+            self._values.clear()
+        self._dropped = 0
+        self._values.append(value)
+        ordered = sorted(self._values)
+        self.median = ordered[len(ordered) // 2]
+
+
+class CostModel:
+    """
+    The costs of one target session and of the strategies that draft for it.
+
+    Belongs to the thread that steps. Given the same timings in the same order it yields the same
+    curves, so that a decision can be computed again from what was recorded.
+
+    Args:
+        shape: The class that steps are computed in; its costs are the prior.
+        draft_max: Longest proposal to tabulate.
+    """
+
+    def __init__(self, shape: WidthClass, draft_max: int = 16) -> None:
+        self._shape = shape
+        self._draft_max = draft_max
+        self._widths = tuple(shape.widths)
+        first = _prior(shape, self._widths[0])
+        self._priors = {width: _prior(shape, width) / first for width in self._widths}
+        self._measured: dict[int, _Window] = {}
+        self._drafts: dict[str, dict[int, _Window]] = {}
+        self._speed: deque[float] = deque(maxlen=WINDOW)  # seconds of a single-row step, as recent steps imply it
+        self._forwards = 0
+        self._stale = True
+        self._curve = CostCurve(-1, (), 0.0, {})
+
+    @property
+    def single_row_s(self) -> float | None:
+        """Seconds that a step of one row takes at present; None before the first timing."""
+        return sorted(self._speed)[len(self._speed) // 2] if self._speed else None
+
+    def observe_forward(self, width: int, seconds: float) -> None:
+        """A decode forward that computed *width* rows (pad rows included) took *seconds*."""
+        window = self._measured.get(width)
+        if window is None:
+            if width not in self._priors:
+                return  # a mixed step wider than the decode class says nothing about it
+            window = self._measured[width] = _Window(self._priors[width])
+        self._speed.append(seconds / window.median)
+        speed = self.single_row_s
+        if speed:
+            window.add(seconds / speed)
+        self._forwards += 1
+        if self._forwards % REFRESH == 0 or self._forwards == REFRESH // 4:
+            self._stale = True
+
+    def observe_draft(self, strategy: str, tokens: int, seconds: float) -> None:
+        """Asking *strategy* for *tokens* tokens of one request took *seconds*."""
+        speed = self.single_row_s
+        if not speed or tokens < 1:
+            return
+        windows = self._drafts.setdefault(strategy, {})
+        window = windows.get(tokens)
+        if window is None:
+            window = windows[tokens] = _Window()
+            self._stale = True  # unknown until now: the next decision should know
+        window.add(seconds / speed)
+
+    @property
+    def curve(self) -> CostCurve:
+        """The costs to decide by; a new object only every few forwards."""
+        if self._stale:
+            self._stale = False
+            self._curve = self._tabulate()
+        return self._curve
+
+    def _tabulate(self) -> CostCurve:
+        corrected = self._corrected()
+        unit = corrected[0]
+        steps = [0.0]
+        for width, cost in zip(self._widths, corrected, strict=True):
+            steps += [cost / unit] * (width + 1 - len(steps))
+        last, before = steps[-1], steps[max(len(steps) // 2, 1)]
+        row = (last - before) / max(len(steps) - 1 - len(steps) // 2, 1)
+        drafts = {name: self._draft_table(windows, unit) for name, windows in self._drafts.items()}
+        return CostCurve(self._curve.version + 1, tuple(steps), max(row, 0.0), drafts)
+
+    def _corrected(self) -> list[float]:
+        """Priors of all widths, each scaled by what the nearest measured widths turned out to cost."""
+        points = sorted((math.log(w), window.median / self._priors[w]) for w, window in self._measured.items())
+        return [self._priors[w] * _interpolate(points, math.log(w), default=1.0) for w in self._widths]
+
+    def _draft_table(self, windows: Mapping[int, _Window], unit: float) -> tuple[float, ...]:
+        points = sorted((float(tokens), window.median / unit) for tokens, window in windows.items())
+        if len(points) == 1:  # half of a draft's cost is taken to be its fixed part until a second length is timed
+            tokens, cost = points[0]
+            points = [(0.0, cost / 2), (tokens, cost)]
+        return (0.0, *(_interpolate(points, float(k), default=0.0) for k in range(1, self._draft_max + 1)))
+
+
+def _prior(shape: WidthClass, width: int) -> float:
+    cost = shape.cost(width)
+    return cost if cost is not None and cost > 0 else 1 + ROW_COST * (width - shape.widths[0])
+
+
+def _interpolate(points: Sequence[tuple[float, float]], x: float, *, default: float) -> float:
+    """The line through *points*, ascending in x; flat beyond both ends."""
+    if not points:
+        return default
+    right = bisect_right(points, (x, math.inf))
+    if right == 0 or right == len(points):
+        return points[min(right, len(points) - 1)][1]
+    (x0, y0), (x1, y1) = points[right - 1], points[right]
+    return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+
+
+def fixed_curve(steps: Iterable[float], drafts: Mapping[str, Sequence[float]] | None = None) -> CostCurve:
+    """
+    A curve that was measured elsewhere.
+
+    Args:
+        steps: Costs of 1, 2, ... rows, in any unit.
+        drafts: Strategy -> costs of asking for 1, 2, ... tokens, in the same unit.
+
+    >>> fixed_curve([8.0, 16.0]).step(2)
+    2.0
+    """
+    costs = list(steps)
+    unit = costs[0]
+    row = (costs[-1] - costs[0]) / (len(costs) - 1) / unit if len(costs) > 1 else 0.0
+    tables = {name: (0.0, *(cost / unit for cost in table)) for name, table in (drafts or {}).items()}
+    return CostCurve(0, (0.0, *(cost / unit for cost in costs)), row, tables)

@@ -1,0 +1,413 @@
+"""
+The keyed prompt cache: state of prompts already evaluated, found again by key and longest common prefix.
+
+A caller opts in with a `prompt_cache_key`. The key an entry is filed under is a digest of it together
+with who asks, where, and everything that decides the numbers (`cache_key`), so that state never
+crosses an identity, a model, an adapter or a setting. Payloads are opaque: each part of a request's
+state (the target's rows, a drafter's) is saved and loaded by a `PrefixStore` of its own, and an entry
+that lacks a part a request needs is a miss.
+
+A hit is bit-identical to a miss: `ReuseRule` gives back only rows that were computed in the prefill
+class, and leaves enough prompt rows to evaluate for the last chunk to stay in that class.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import TracebackType
+from typing import Protocol
+
+import structlog
+from attrs import define, field, frozen
+
+from power_core.shapes import ShapeProfile
+from power_core.types import SeqId, TokenId
+
+__all__ = ["CacheCounters", "Hit", "PrefixStore", "PromptCache", "ReuseRule", "Snapshot", "cache_key", "common_prefix"]
+
+log = structlog.get_logger("power.prompt_cache")
+
+
+@frozen
+class Snapshot:
+    """
+    One part of a request's state after some tokens.
+
+    Args:
+        payload: Whatever its store needs to load it again; never looked into.
+        nbytes: What it takes.
+        length: Tokens it covers.
+        can_cut: Whether its store can load it for fewer tokens. Recurrent and sliding-window state can
+            not: it is of use only where the prompt holds all the tokens it covers.
+    """
+
+    payload: object = field(repr=False)
+    nbytes: int
+    length: int
+    can_cut: bool
+
+
+class PrefixStore(Protocol):
+    """What a backend or a drafter provides so that its state can be cached. Called from the thread that steps."""
+
+    def save(self, seq: SeqId) -> Snapshot | None:
+        """The state of *seq* as it is now, or None where no exact copy can be made."""
+
+    def load(self, seq: SeqId, snapshot: Snapshot, length: int) -> None:
+        """
+        Give *seq*, which is open and empty, the state after the first *length* tokens.
+
+        Raises:
+            BackendError: It cannot; *seq* is empty as before.
+        """
+
+    def free(self, snapshot: Snapshot) -> None:
+        """The snapshot will not be used again."""
+
+    def to_bytes(self, snapshot: Snapshot) -> bytes | None:
+        """The snapshot for the disk, or None where it cannot leave the process."""
+
+    def from_bytes(self, data: bytes) -> Snapshot:
+        """
+        A snapshot that `to_bytes` wrote, perhaps in an earlier process.
+
+        Raises:
+            BackendError: The bytes are none of this store's.
+        """
+
+
+def cache_key(
+    prompt_cache_key: str,
+    *,
+    identity: str,
+    endpoint: str,
+    model_digest: str,
+    settings_digest: str,
+    adapters: Sequence[str] = (),
+) -> str:
+    """
+    The digest that entries are filed under.
+
+    Args:
+        prompt_cache_key: The caller's.
+        identity: Who asks, as authenticated.
+        endpoint: Where.
+        model_digest: SHA-256 of the model file.
+        settings_digest: Of everything else that decides the numbers: shapes, KV types, context size.
+        adapters: Digests and scales of adapters in use, in order.
+
+    >>> cache_key("a", identity="b", endpoint="", model_digest="", settings_digest="") != cache_key(
+    ...     "ab", identity="", endpoint="", model_digest="", settings_digest=""
+    ... )
+    True
+    """
+    parts = [prompt_cache_key, identity, endpoint, model_digest, settings_digest, list(adapters)]
+    return hashlib.sha256(json.dumps(parts, ensure_ascii=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def common_prefix(a: Sequence[TokenId], b: Sequence[TokenId]) -> int:
+    """
+    How many tokens *a* and *b* begin with in common; slices are compared, not tokens.
+
+    >>> common_prefix((1, 2, 3), (1, 2, 4, 5))
+    2
+    """
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@frozen
+class ReuseRule:
+    """
+    How much of a matching prefix may be reused so that a hit equals a miss bit for bit.
+
+    Args:
+        least_rows: Prompt rows that must be left to evaluate: the narrowest chunk of the prefill class.
+        is_mixable: Whether generated rows are computed in the same class as prompt rows.
+    """
+
+    least_rows: int = 1
+    is_mixable: bool = True
+
+    @classmethod
+    def of(cls, profile: ShapeProfile) -> ReuseRule:
+        """The rule for a session's measured profile."""
+        return cls(profile.prefill.widths[0], profile.mixable)
+
+    def most(self, prompt: int, matched: int, prefilled: int) -> int:
+        """
+        Tokens that may be reused.
+
+        Args:
+            prompt: Tokens of the new prompt.
+            matched: Those it has in common with the entry.
+            prefilled: Tokens of the entry that were evaluated as prompt rows.
+
+        >>> ReuseRule(least_rows=8, is_mixable=False).most(100, matched=90, prefilled=60)
+        60
+        """
+        if not self.is_mixable:
+            matched = min(matched, prefilled)
+        return max(min(matched, prompt - self.least_rows), 0)
+
+
+@define
+class CacheCounters:
+    """
+    What the cache did. Every request is a hit or a miss.
+
+    Attributes:
+        reused_tokens: Prompt tokens that hits did not have to evaluate.
+        evaluated_tokens: Prompt tokens that had to be, of hits and misses.
+        refused: Entries not stored because they alone exceed the bound, or were there already.
+        damaged: Entries that could not be read back.
+    """
+
+    requests: int = 0
+    hits: int = 0
+    misses: int = 0
+    reused_tokens: int = 0
+    evaluated_tokens: int = 0
+    stored: int = 0
+    refused: int = 0
+    evictions: int = 0
+    expirations: int = 0
+    damaged: int = 0
+
+
+class _Entry:
+    __slots__ = ("key", "nbytes", "parts", "pins", "prefilled", "tokens", "used")
+
+    def __init__(
+        self, key: str, tokens: tuple[TokenId, ...], parts: Mapping[str, Snapshot], prefilled: int, used: float
+    ) -> None:
+        self.key = key
+        self.tokens = tokens
+        self.parts = dict(parts)
+        self.prefilled = prefilled
+        self.nbytes = sum(part.nbytes for part in parts.values()) + 8 * len(tokens)
+        self.used = used
+        self.pins = 0
+
+
+class Hit:
+    """
+    An entry found for a prompt, kept alive until `release`. Use as a context manager.
+
+    Attributes:
+        length: Prompt tokens whose state it holds.
+    """
+
+    def __init__(self, cache: PromptCache, entry: _Entry, length: int) -> None:
+        self._cache = cache
+        self._entry = entry
+        self._is_held = True
+        self.length = length
+
+    def load(self, part: str, seq: SeqId) -> None:
+        """Give *seq* the state of *part*; raises what its store raises."""
+        self._cache.stores[part].load(seq, self._entry.parts[part], self.length)
+
+    def release(self) -> None:
+        """The entry may be evicted. Idempotent."""
+        if self._is_held:
+            self._is_held = False
+            self._cache._unpin(self._entry)  # noqa: SLF001 - a hit is its cache's handle
+
+    def __enter__(self) -> Hit:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+class PromptCache:
+    """
+    Entries in memory, bounded by bytes, count and age; the least recently used go first.
+
+    Args:
+        stores: Part name -> the store that saves and loads it.
+        max_bytes: Most bytes of all entries.
+        max_entries: Most entries.
+        ttl: Seconds after its last use that an entry is dropped; None keeps it.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        stores: Mapping[str, PrefixStore],
+        *,
+        max_bytes: int,
+        max_entries: int = 64,
+        ttl: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.stores = dict(stores)
+        self.max_bytes = max_bytes
+        self.max_entries = max_entries
+        self.ttl = ttl
+        self.counters = CacheCounters()
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._entries: OrderedDict[tuple[str, tuple[TokenId, ...]], _Entry] = OrderedDict()  # least recently used first
+        self._evicted: list[_Entry] = []  # evicted while a hit held them
+        self._bytes = 0
+
+    @property
+    def entries(self) -> int:
+        """Entries that can be found."""
+        return len(self._entries)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, those of evicted entries that a hit still uses included."""
+        return self._bytes
+
+    def lookup(self, key: str, prompt: Sequence[TokenId], rule: ReuseRule, needs: Collection[str]) -> Hit | None:
+        """
+        The entry of *key* that saves *prompt* the most, or None: a miss.
+
+        Args:
+            key: From `cache_key`.
+            prompt: All its tokens.
+            rule: What may be reused exactly.
+            needs: Parts that the request's state consists of; entries that lack one are no hits.
+        """
+        wanted = tuple(prompt)
+        with self._lock:
+            self._expire()
+            best, length = self._best(key, wanted, rule, needs)
+            self.counters.requests += 1
+            self.counters.evaluated_tokens += len(wanted) - length
+            if best is None:
+                self.counters.misses += 1
+                return None
+            self.counters.hits += 1
+            self.counters.reused_tokens += length
+            best.used = self._clock()
+            best.pins += 1
+            self._entries.move_to_end((key, best.tokens))
+            return Hit(self, best, length)
+
+    def _best(
+        self, key: str, prompt: tuple[TokenId, ...], rule: ReuseRule, needs: Collection[str]
+    ) -> tuple[_Entry | None, int]:
+        best, length = None, 0
+        for entry in self._entries.values():
+            if entry.key == key and all(part in entry.parts for part in needs):
+                usable = _usable(entry, prompt, rule, needs)
+                if usable > length:
+                    best, length = entry, usable
+        return best, length
+
+    def store(self, key: str, tokens: Sequence[TokenId], parts: Mapping[str, Snapshot], *, prefilled: int) -> bool:
+        """
+        Keep *parts*, the state after *tokens*, under *key*. The cache owns them from here on, also if it refuses.
+
+        Args:
+            prefilled: How many of *tokens* were evaluated as prompt rows.
+
+        Returns:
+            Whether they were kept.
+        """
+        entry = _Entry(key, tuple(tokens), parts, prefilled, self._clock())
+        place = (key, entry.tokens)
+        with self._lock:
+            self._expire()
+            known = self._entries.get(place)
+            covers = known is not None and parts.keys() <= known.parts.keys() and known.prefilled >= prefilled
+            if entry.nbytes > self.max_bytes or covers:
+                self.counters.refused += 1
+                self._free(entry)
+                return False
+            if known is not None:
+                self._drop(known)
+            self._entries[place] = entry
+            self._bytes += entry.nbytes
+            self.counters.stored += 1
+            self._evict(keep=entry)
+            return place in self._entries
+
+    def clear(self) -> None:
+        """Drop everything that no hit holds, and what hits hold as soon as they release it."""
+        with self._lock:
+            for entry in list(self._entries.values()):
+                self._drop(entry)
+
+    def forget(self, hit: Hit) -> None:
+        """Drop the entry of *hit*, whose payload could not be loaded: a miss from now on."""
+        with self._lock:
+            entry = hit._entry  # noqa: SLF001 - the cache owns its hits
+            self.counters.damaged += 1
+            log.warning("a cached prefix could not be loaded", tokens=len(entry.tokens))
+            if self._entries.get((entry.key, entry.tokens)) is entry:
+                self._drop(entry)
+
+    # -- under the lock ---------------------------------------------------------------------------
+
+    def _expire(self) -> None:
+        if self.ttl is None:
+            return
+        oldest = self._clock() - self.ttl
+        for entry in [e for e in self._entries.values() if e.used < oldest]:
+            self.counters.expirations += 1
+            self._drop(entry)
+
+    def _evict(self, keep: _Entry) -> None:
+        """Drop the least recently used until the bounds hold. What a hit holds frees no bytes, so it goes last."""
+        while len(self._entries) > self.max_entries or self._bytes > self.max_bytes:
+            idle = (e for e in self._entries.values() if e is not keep and e.pins == 0)
+            victim = next(idle, keep if self._bytes > self.max_bytes else next(iter(self._entries.values())))
+            self.counters.evictions += 1
+            self._drop(victim)
+            if victim is keep:
+                return
+
+    def _drop(self, entry: _Entry) -> None:
+        """Make *entry* unfindable, and free it as soon as nothing holds it."""
+        del self._entries[entry.key, entry.tokens]
+        if entry.pins:
+            self._evicted.append(entry)
+        else:
+            self._bytes -= entry.nbytes
+            self._free(entry)
+
+    def _unpin(self, entry: _Entry) -> None:
+        with self._lock:
+            entry.pins -= 1
+            if entry.pins == 0 and entry in self._evicted:
+                self._evicted.remove(entry)
+                self._bytes -= entry.nbytes
+                self._free(entry)
+
+    def _free(self, entry: _Entry) -> None:
+        for name, part in entry.parts.items():
+            try:
+                self.stores[name].free(part)
+            except Exception as exc:  # noqa: BLE001 - a store may raise anything; the other parts must be freed
+                log.warning("a cached part could not be freed", part=name, error=str(exc))
+
+
+def _usable(entry: _Entry, prompt: tuple[TokenId, ...], rule: ReuseRule, needs: Collection[str]) -> int:
+    """Tokens of *prompt* whose state *entry* can give."""
+    length = rule.most(len(prompt), common_prefix(entry.tokens, prompt), entry.prefilled)
+    parts = [entry.parts[name] for name in needs]
+    length = min([length, *(part.length for part in parts if part.can_cut)])
+    whole = {part.length for part in parts if not part.can_cut}
+    if not whole:
+        return length
+    (only, *others) = whole
+    return only if not others and only <= length else 0

@@ -1,0 +1,129 @@
+"""
+What a width policy would have done: recorded acceptance replayed against a cost curve.
+
+Speeds are relative to plain decoding (`off`), whose every token costs one plain step. The limit is the
+oracle: the lengths that cost least in all, chosen with the whole text known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from attrs import define, field, frozen
+
+from power_core.scheduler.cost_aware import CostAwarePolicy
+from power_core.scheduler.costs import CostCurve
+from power_core.scheduler.policy import AdaptivePolicy, DraftShape, FixedPolicy, Round, WidthPolicy
+from power_core.scheduler.traces import Trace
+
+__all__ = ["FIXED_WIDTHS", "Replay", "compare", "oracle_cost", "replay"]
+
+FIXED_WIDTHS = (1, 2, 3, 4, 6, 8, 12, 15)
+_WRONG = -1  # stands for every token that the target did not choose
+
+
+@define
+class Replay:
+    """
+    One policy on one trace.
+
+    Attributes:
+        cost: Time taken, in plain steps.
+        tokens: Tokens emitted: what plain decoding would have cost.
+        lengths: Checked proposal length -> rounds.
+    """
+
+    cost: float = 0.0
+    tokens: int = 0
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    asked: int = 0
+    lengths: dict[int, int] = field(factory=dict)
+    milestones: list[tuple[int, float]] = field(factory=list, repr=False)
+
+    @property
+    def speed(self) -> float:
+        """Speed over plain decoding's."""
+        return self.tokens / self.cost if self.cost else 1.0
+
+    def cost_until(self, token: int) -> float:
+        """Time taken until *token* tokens were out."""
+        return next((cost for tokens, cost in self.milestones if tokens >= token), self.cost)
+
+
+def replay(policy: WidthPolicy, trace: Trace, curve: CostCurve, *, rollback: int | None = None) -> Replay:
+    """Run *policy* over *trace* on a machine whose costs are *curve*."""
+    width = policy.begin(DraftShape(trace.draft_max, rollback, trace.strategy))
+    end, position, result = len(trace.points), 0, Replay()
+    while position < end:
+        point = trace.points[position]
+        asked = width.limit(min(trace.draft_max, end - position - 1))
+        count = min(asked, point.proposed)
+        # Output token q is called q, so proposals can be compared as they are in the engine.
+        right = min(point.accepted, count)
+        ids = [*range(position, position + right), *[_WRONG] * (count - right)]
+        checked = width.trim(ids, point.confidences[:count] if point.confidences else None)
+        accepted = min(checked, right)
+        width.feedback(Round(checked, accepted, range(position, position + accepted + 1)))
+        position += accepted + 1
+        result.cost += curve.step(1 + checked) + curve.draft(trace.strategy, asked)
+        result.rounds += 1
+        result.asked += bool(asked)
+        result.drafted += checked
+        result.accepted += accepted
+        result.lengths[checked] = result.lengths.get(checked, 0) + 1
+        result.milestones.append((position, result.cost))
+    result.tokens = position
+    return result
+
+
+def oracle_cost(trace: Trace, curve: CostCurve) -> float:
+    """The least time *trace* can take: each round's length chosen with the text known."""
+    end = len(trace.points)
+    best = [0.0] * (end + 1)  # best[p]: from position p to the end
+    for position in range(end - 1, -1, -1):
+        most = min(trace.points[position].accepted, end - position - 1)
+        best[position] = min(
+            curve.step(1 + k) + curve.draft(trace.strategy, k) + best[position + k + 1] for k in range(most + 1)
+        )
+    return best[0]
+
+
+@frozen
+class Comparison:
+    """
+    Speeds over plain decoding on one set of traces.
+
+    Args:
+        workload: What the traces are of.
+        tokens: Tokens in all.
+        speeds: Policy -> speed.
+        best_fixed: The fixed length that was fastest in hindsight, and its speed.
+        oracle: The limit.
+    """
+
+    workload: str
+    tokens: int
+    speeds: Mapping[str, float]
+    best_fixed: tuple[int, float]
+    oracle: float
+
+
+def compare(workload: str, traces: Iterable[Trace], curve: CostCurve, *, rollback: int | None = None) -> Comparison:
+    """Run every policy over *traces*, which count as one workload."""
+    traces = list(traces)
+    tokens = sum(len(trace.points) for trace in traces)
+    longest = max(trace.draft_max for trace in traces)
+
+    def speed(make: Callable[[], WidthPolicy]) -> float:
+        cost = sum(replay(make(), trace, curve, rollback=rollback).cost for trace in traces)
+        return tokens / cost if cost else 1.0
+
+    fixed = {k: speed(lambda k=k: FixedPolicy(k)) for k in (*FIXED_WIDTHS, longest) if k <= longest}  # type: ignore[misc]  # the default binds k
+    best = max(fixed, key=lambda k: fixed[k])
+    speeds = {f"fixed {k}": value for k, value in sorted(fixed.items())}
+    speeds["adaptive"] = speed(AdaptivePolicy)
+    speeds["cost-aware"] = speed(lambda: CostAwarePolicy(lambda: curve))
+    oracle = tokens / sum(oracle_cost(trace, curve) for trace in traces) if tokens else 1.0
+    return Comparison(workload, tokens, speeds, (best, fixed[best]), oracle)
