@@ -31,7 +31,7 @@ class PrefillProgress:
             return
         if self._shown is None or self._task is None:
             self._shown, self._task = _started(total)
-        self._shown.update(self._task, completed=evaluated)
+        self._shown.update(self._task, completed=evaluated, refresh=True)
 
     def done(self) -> None:
         """Remove the line, for good."""
@@ -52,6 +52,14 @@ def _started(total: int) -> tuple[Progress, TaskID]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("prompt"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    progress = Progress(*columns, console=Console(stderr=True), transient=True)
+    # Redrawn after each part: no thread competes with the decoder, and the output streams stay what they are.
+    progress = Progress(
+        *columns,
+        console=Console(stderr=True),
+        transient=True,
+        auto_refresh=False,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
     progress.start()
     return progress, progress.add_task("prompt", total=total)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from click.testing import CliRunner, Result
 
 from power_core.cli import cli
@@ -38,7 +39,7 @@ class Toy:
 
 
 @pytest.fixture
-def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Toy:
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Toy]:
     """Scripted plugins in place of the installed ones, and a home and folder without configuration."""
     for name in [name for name in os.environ if name.startswith("POWER_")]:
         monkeypatch.delenv(name)
@@ -48,7 +49,8 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Toy:
     file.write_bytes(b"toy")
     toy = Toy(file)
     monkeypatch.setattr("power_core.cli.state.load_plugins", toy.plugins)
-    return toy
+    yield toy
+    structlog.reset_defaults()  # the command line configures it for the whole process
 
 
 @pytest.fixture

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import signal
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 from click.testing import Result
 
+from power_core.cli.progress import PrefillProgress
 from power_core.evidence import verify_file
 from power_core.request import GenerationRequest, SamplingSpec
 from power_core.target import ChatMessage
@@ -186,3 +189,33 @@ def test_a_failing_target_is_one_line(power: Power, toy: Any) -> None:
     assert result.exit_code == 2
     assert "the device is gone" in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+class Terminal(io.StringIO):
+    """Standard error as a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_line_of_a_long_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal a prompt in several parts shows its progress; one that is done at once shows nothing."""
+    monkeypatch.setattr("sys.stderr", Terminal())
+    with PrefillProgress(enabled=True) as line:
+        line.update(0, 100)
+        line.update(100, 100)
+        assert sys.stderr.getvalue() == ""
+        line.update(40, 100)
+        assert "40/100" in sys.stderr.getvalue()
+        line.done()
+        shown = sys.stderr.getvalue()
+        line.update(60, 100)
+        assert sys.stderr.getvalue() == shown
+
+
+def test_no_progress_line_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logs and pipes are left alone."""
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    with PrefillProgress(enabled=True) as line:
+        line.update(40, 100)
+    assert sys.stderr.getvalue() == ""
