@@ -52,11 +52,12 @@ class Transaction:
         Exception: Whatever a participant's checkpoint raised; nothing has changed then.
     """
 
-    __slots__ = ("_checkpoints", "_participants", "phase")
+    __slots__ = ("_checkpoints", "_failure", "_participants", "phase")
 
     def __init__(self, participants: Sequence[Participant]) -> None:
         self._participants = participants
         self._checkpoints = [participant.checkpoint() for participant in participants]
+        self._failure: Exception | None = None
         self.phase = Phase.OPEN
 
     def checkpoint_of(self, participant: Participant) -> object:
@@ -87,33 +88,38 @@ class Transaction:
         try:
             for participant in self._participants:
                 participant.commit(n)
-        except BaseException:
-            self.restore()
-            raise
+        except BaseException as cause:
+            try:
+                self.restore()
+            except Exception:
+                if isinstance(cause, Exception):
+                    raise
+            raise  # an interrupt stays one; what could not be restored comes up at the next restore
         self.phase = Phase.COMMITTED
 
     def restore(self) -> None:
         """
-        Bring every participant back to where the transaction opened. A second call does nothing.
+        Bring every participant back to where the transaction opened. A second call only reports again.
 
         Raises:
             TransactionError: The step is committed.
             Exception: The first failure of a participant's restore, after all others were restored.
         """
         if self.phase == Phase.RESTORED:
+            if self._failure is not None:
+                raise self._failure
             return
         if self.phase == Phase.COMMITTED:
             raise self._illegal(Phase.RESTORED)
         self.phase = Phase.RESTORED
-        failure: Exception | None = None
         pairs = zip(self._participants, self._checkpoints, strict=True)
         for participant, checkpoint in reversed(list(pairs)):
             try:
                 participant.restore(checkpoint)
             except Exception as exc:  # noqa: BLE001 - the others must be restored whatever one of them raises
-                failure = failure or exc
-        if failure is not None:
-            raise failure
+                self._failure = self._failure or exc
+        if self._failure is not None:
+            raise self._failure
 
     def _illegal(self, phase: Phase) -> TransactionError:
         return TransactionError(

@@ -127,8 +127,8 @@ class StepLoop:
 
     @property
     def active(self) -> int:
-        """Requests that have not ended."""
-        return len(self._by_id)
+        """Requests whose end has not been returned by `step`."""
+        return len(self._by_id) + sum(event.origin is Origin.END for event in self._outbox)
 
     def progress(self, request_id: int) -> tuple[int, int]:
         """Prompt tokens evaluated and prompt tokens in all."""
