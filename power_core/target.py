@@ -115,11 +115,17 @@ class TargetSession(Protocol):
         capabilities: Names from `Capability`.
     """
 
-    profile: ShapeProfile
-    context_size: int
-    max_sequences: int
-    rollback_capacity: int | None
-    capabilities: frozenset[str]
+    # Read-only members, so that an implementation may declare narrower types than these.
+    @property
+    def profile(self) -> ShapeProfile: ...
+    @property
+    def context_size(self) -> int: ...
+    @property
+    def max_sequences(self) -> int: ...
+    @property
+    def rollback_capacity(self) -> int | None: ...
+    @property
+    def capabilities(self) -> frozenset[str]: ...
 
     def open(self, seq: SeqId) -> None:
         """Make *seq* usable and empty."""
@@ -184,11 +190,17 @@ class Tokenizer(Protocol):
         special_ids: Control ids; they render as no text.
     """
 
-    vocab_size: int
-    bos_id: TokenId | None
-    eos_id: TokenId | None
-    end_ids: frozenset[TokenId]
-    special_ids: frozenset[TokenId]
+    # Read-only members: see `TargetSession`.
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def bos_id(self) -> TokenId | None: ...
+    @property
+    def eos_id(self) -> TokenId | None: ...
+    @property
+    def end_ids(self) -> frozenset[TokenId]: ...
+    @property
+    def special_ids(self) -> frozenset[TokenId]: ...
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[TokenId]:
         """Ids of *text*; BOS is added where the file asks for it and *add_special*."""
@@ -236,9 +248,13 @@ class SessionOptions:
 class TargetModel(Protocol):
     """Weights, tokenizer and identity of one model file."""
 
-    identity: TargetIdentity
-    tokenizer: Tokenizer
-    trained_context: int
+    # Read-only members: see `TargetSession`.
+    @property
+    def identity(self) -> TargetIdentity: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+    @property
+    def trained_context(self) -> int: ...
 
     def open_session(self, options: SessionOptions) -> TargetSession:
         """

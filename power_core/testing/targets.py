@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from attrs import evolve
 from numpy.typing import NDArray
 
 from power_core.errors import ArtifactError
+from power_core.shapes import ShapeIdentity, ShapeProfile, WidthClass
 from power_core.target import SessionOptions
 from power_core.testing.faults import Faults
 from power_core.testing.numerics import LogitsFunction, Numerics
@@ -78,7 +80,7 @@ class ScriptedTarget:
         self.trained_context = context_size
         self.rollback_capacity = rollback_capacity
         self.snapshots = snapshots
-        self.profile = profile or one_class()
+        self._make_profile = profile or one_class()
         self.faults = faults or Faults()
         self.sessions: list[ScriptedSession] = []
         vocab = self.tokenizer.vocab_size
@@ -104,6 +106,15 @@ class ScriptedTarget:
     def close(self) -> None:
         for session in self.sessions:
             session.shutdown()
+
+    def profile(self, options: SessionOptions) -> ShapeProfile:
+        """The profile of a session opened with *options*; its identities are this model's own."""
+        made = self._make_profile(options)
+        return evolve(made, decode=self._owned(made.decode), prefill=self._owned(made.prefill))
+
+    def _owned(self, shape: WidthClass) -> WidthClass:
+        facts = {"model": self.identity.file_sha256, "class": shape.identity.digest}
+        return evolve(shape, identity=ShapeIdentity.of(facts))
 
     def capabilities(self, options: SessionOptions) -> frozenset[str]:
         """What a session opened with *options* can do."""
