@@ -84,11 +84,11 @@ def test_no_step_of_a_run_costs_more_than_the_count_depth() -> None:
 
 
 def test_begin_with_50_000_tokens_takes_under_a_second(default: Config) -> None:
-    """The bound users feel, with room for a busy machine: measured 0.05 to 0.3 s."""
+    """The bound users feel, as CPU time, so that a busy machine does not fail it."""
     tokens = text(50_000)
     seconds = []
     for _ in range(3):
-        started = time.perf_counter()
+        started = time.thread_time()
         open_history(default).begin(0, tokens)
-        seconds.append(time.perf_counter() - started)
+        seconds.append(time.thread_time() - started)
     assert min(seconds) < 1.0
