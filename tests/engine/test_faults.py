@@ -5,11 +5,14 @@ One scene is played again and again: two requests of a drafter that may fail, on
 undrafted with a sampler, a processor and stops, on three sequences, so that one waits for a free one.
 """
 
-import pytest
+import logging
 
-from power_core.errors import PowerError
+import pytest
+import structlog
+
+from power_core.errors import BackendError, PowerError
 from power_core.request import GenerationRequest, SamplingSpec
-from power_core.testing import Faults, PatternDrafter, ScriptedTarget, ScriptedTokenizer, small_vocabulary
+from power_core.testing import Faults, PatternDrafter, ScriptedTarget, ScriptedTokenizer, plain_decode, small_vocabulary
 from power_core.types import FinishReason
 
 VOCAB = 24
@@ -19,7 +22,12 @@ TARGET_CALLS = [
     "open", "close", "length", "forward", "can_truncate", "truncate", "checkpoint", "can_restore", "restore",
     "rows.greedy", "rows.logits", "rows.hidden",
 ]  # fmt: skip
-DRAFT_CALLS = ["begin", "propose", "observe", "checkpoint", "restore", "end"]
+MOST_CALLS = 6  # of one method that are disturbed, a play each
+DRAFT_CALLS = ["begin", "propose", "observe", "checkpoint", "end"]
+
+# The undisturbed scene, worked out once: the answers by prompt, and the calls by memory, part and method.
+PLAIN = {}
+CALLS = {}
 
 
 class Processor:
@@ -116,38 +124,171 @@ class Scene:
         assert ended_early <= failures
 
     def _plain(self, request):
-        from power_core.testing import plain_decode
-
-        if request.sampling.processors:
-            request = request.with_(sampling=SamplingSpec(processors=(Processor(Faults()),)))
-        return plain_decode(self.clean, request)
+        if request.prompt not in PLAIN:
+            if request.sampling.processors:
+                request = request.with_(sampling=SamplingSpec(processors=(Processor(Faults()),)))
+            PLAIN[request.prompt] = plain_decode(self.clean, request)
+        return PLAIN[request.prompt]
 
 
 class Interruption(BaseException):
     """What a signal handler raises: no `Exception`."""
 
 
-def calls_of(make_lab, memory, part, name):
-    """How often the undisturbed scene calls *name*."""
-    scene = Scene(make_lab, memory)
-    scene.check(scene.play())
-    return scene.faults[part].calls[name]
+def chosen_calls(make_lab, memory, part, name):
+    """Numbers of the calls of *name* to disturb: all, or some spread over the undisturbed scene."""
+    if memory not in CALLS:
+        scene = Scene(make_lab, memory)
+        scene.check(scene.play())
+        CALLS[memory] = {key: dict(faults.calls) for key, faults in scene.faults.items()}
+    count = CALLS[memory][part][name]
+    return sorted({1 + i * (count - 1) // (MOST_CALLS - 1) for i in range(MOST_CALLS)})
 
 
 PARTS = (
     [("target", name) for name in TARGET_CALLS]
     + [("draft", name) for name in DRAFT_CALLS]
-    + [("tokenizer", "token_bytes"), ("processor", "process"), ("processor", "checkpoint"), ("processor", "restore")]
+    + [("tokenizer", "token_bytes"), ("processor", "process"), ("processor", "checkpoint")]
 )
+# A memory that can always be cut is never restored, and one without snapshots never beyond its window.
+NEVER_CALLED = {("free", "can_restore"), ("free", "restore"), ("no-snapshots", "restore")}
+SCENES = [
+    pytest.param(memory, part, name, id=f"{part}-{name}-{memory}")
+    for part, name in PARTS
+    for memory in MEMORIES
+    if (memory, name) not in NEVER_CALLED
+]
+
+
+@pytest.fixture(autouse=True)
+def _quiet_log(caplog):
+    """The failures here are meant; their warnings would drown the report."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("memory", MEMORIES)
-@pytest.mark.parametrize(("part", "name"), PARTS)
+@pytest.mark.parametrize(("memory", "part", "name"), SCENES)
 def test_an_error_ends_one_request_at_most(make_lab, part, name, memory, after):
-    """An exception at any call ends the request it belongs to, or no request at all."""
-    for number in range(1, calls_of(make_lab, memory, part, name) + 1):
+    """An exception at a call ends the request it belongs to, or no request at all."""
+    for number in chosen_calls(make_lab, memory, part, name):
         scene = Scene(make_lab, memory, part, Faults({name: number}, after=after))
         scene.check(scene.play(), failures=1)
         assert len(scene.faults[part].fired) == 1
         assert len(scene.raised) <= 1
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(("memory", "part", "name"), SCENES)
+def test_an_interrupt_ends_no_request(make_lab, part, name, memory, after):
+    """What is no `Exception` leaves `step`; stepped again, every request ends as if nothing had happened."""
+    for number in chosen_calls(make_lab, memory, part, name):
+        faults = Faults({name: number}, after=after, error=lambda call: Interruption(str(call)))
+        scene = Scene(make_lab, memory, part, faults)
+        # In mid-rebuild nobody knows whether an interrupted close took place: that request cannot go on.
+        scene.check(scene.play(), failures=int((memory, name) == ("no-snapshots", "close")))
+        assert [type(error) for error in scene.raised] == [Interruption]
+
+
+@pytest.mark.parametrize(("memory", "part", "name"), SCENES)
+def test_a_cancel_ends_one_request(make_lab, part, name, memory):
+    """A cancel from another thread during any call ends that request alone, before the next step at the latest."""
+    for number in chosen_calls(make_lab, memory, part, name):
+        for victim in range(number % 2, 4, 2):
+            faults = Faults()
+            scene = Scene(make_lab, memory, part, faults)
+            faults.hook = cancel_at(scene, name, number, victim)
+            scene.check(scene.play(), failures=1, reason=FinishReason.CANCELLED)
+            assert scene.raised == []
+
+
+def cancel_at(scene, name, number, victim):
+    """A fault hook that cancels request *victim* at a call instead of failing it."""
+
+    def hook(call):
+        if (call.name, call.number, call.done) == (name, number, False):
+            scene.lab.loop.cancel(victim)
+
+    return hook
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+@pytest.mark.parametrize("part", ["target", "draft", "processor"])
+def test_a_restore_that_fails_ends_its_request_alone(make_lab, part, memory):
+    """After a failed forward each participant is restored; where one refuses, only that request ends."""
+    for forward in range(1, 9):
+        scene = Scene(make_lab, memory)
+        scene.faults["target"].at = {"forward": forward}
+        # A failed forward leaves the target as it was: only a look at its length is needed to restore it.
+        scene.faults[part].hook = fail_once_after(scene, part)
+        scene.check(scene.play(), failures=1)
+        assert len(scene.raised) == 1
+
+
+def fail_once_after(scene, part):
+    """A hook that fails the first restoring call of *part* once the chosen forward has failed."""
+    name, done = ("length" if part == "target" else "restore"), []
+
+    def hook(call):
+        if call.name == name and scene.faults["target"].fired and not done:
+            done.append(call)
+            raise BackendError("cannot go back")
+
+    return hook
+
+
+def test_a_forward_that_fails_again_and_again(make_lab):
+    """A step whose forward fails can be repeated any number of times; nothing moves until it succeeds."""
+    failing = {"on": False}
+
+    def hook(call):
+        if failing["on"] and call.name == "forward" and not call.done:
+            raise BackendError("out of memory")
+
+    scene = Scene(make_lab, "window", "target", Faults(hook=hook))
+    requests = dict(enumerate(scene.requests()))
+    for request in requests.values():
+        scene.lab.submit(request)
+    while scene.lab.loop.active:
+        failing["on"] = True
+        for _ in range(3):
+            with pytest.raises(BackendError):
+                scene.lab.step()
+        failing["on"] = False
+        scene.lab.step()
+    scene.check(requests)
+
+
+def test_a_receipt_that_cannot_be_made_is_an_error_of_its_request(make_lab):
+    """The end of the request comes all the same, with the tokens and the cause."""
+
+    def receipt(sequence, result):
+        raise OSError("no entropy")
+
+    lab = make_lab(ScriptedTarget(VOCAB), receipt=receipt)
+    [result] = lab.run(GenerationRequest((1, 2), max_tokens=3))
+    assert (result.finish_reason, len(result.token_ids)) == (FinishReason.ERROR, 3)
+    assert "no entropy" in str(result.error)
+
+
+def test_when_every_sequence_is_lost_requests_fail_clearly(make_lab):
+    """A sequence that could not be closed is not used again; with none left a request ends with that error."""
+    target = ScriptedTarget(VOCAB, faults=Faults({"close": 1}))
+    lab = make_lab(target)
+    first, second = lab.run(GenerationRequest((1, 2), max_tokens=3), GenerationRequest((1, 2), max_tokens=3))
+    assert first.token_ids == lab.plain(GenerationRequest((1, 2), max_tokens=3))[0]
+    assert second.finish_reason is FinishReason.ERROR
+    assert "lost to a close that failed" in str(second.error)
+
+
+def test_closing_the_loop_in_mid_request_frees_everything(make_lab):
+    """`close` ends running and waiting requests and draft sessions, though one of them refuses to end."""
+    scene = Scene(make_lab, "free", "draft", Faults({"end": 1}))
+    for request in scene.requests():
+        scene.lab.submit(request)
+    for _ in range(3):
+        scene.lab.step()
+    scene.lab.loop.close()
+    scene.lab.session.assert_all_closed()
+    assert all(session.is_closed for drafter in scene.drafters.values() for session in drafter.sessions)
