@@ -138,8 +138,7 @@ class GrammarConstraint:
         surplus = len(self._tokens) - checkpoint.length
         del self._tokens[checkpoint.length :]
         self._is_ended = checkpoint.is_ended
-        # An automaton that reported an error stays in it: start again and consume the same tokens.
-        if self._matcher.is_error() or not self._matcher.rollback(surplus):
+        if not self._matcher.rollback(surplus):  # an automaton that reported an error stays in it: start again
             self._matcher = self._start()
             self._matcher.consume_tokens(self._tokens)
             self._check(self._matcher)

@@ -162,6 +162,13 @@ def test_of_stops_completing_together_the_longest_is_cut() -> None:
     assert decoder_of([b"xabc"], stop=["c", "abc"]).push(0) == ("x", True)
 
 
+def test_a_stop_inside_the_beginning_of_another_is_found() -> None:
+    """While a longer stop string is still possible, a shorter one completes and ends the text."""
+    assert decoder_of([b"xab", b"c"], stop=["abcd", "bc"]).push(0) == ("x", False)
+    released, count = run(decoder_of([b"xab", b"c", b"d"], stop=["abcd", "bc"]), [0, 1, 2])
+    assert (released, count) == (["x", "a", ""], 2)
+
+
 def test_a_stop_that_begins_with_its_own_tail_is_found() -> None:
     """A failed match continues from the longest beginning that is still there."""
     released, _ = run(decoder_of([b"aabaab", b"aac", b"more"], stop=["aabaac"]), [0, 1, 2])

@@ -197,6 +197,8 @@ def test_stages_run_in_the_documented_order_and_renormalise() -> None:
     # top-k 3 leaves 0.4 0.3 0.15 of 0.85; 0.8 of that needs the first two (0.82), of the whole all three.
     assert kept(row, SamplingSpec(top_k=3, top_p=0.8)) == {0, 1}
     assert kept(row, SamplingSpec(top_p=0.8)) == {0, 1, 2}
+    # top-p keeps three of the whole, all above 0.3 * 0.4; of what min-p leaves (0.85) it would keep two.
+    assert kept(row, SamplingSpec(top_p=0.8, min_p=0.3)) == {0, 1, 2}
     # min-p sees probabilities before the temperature is applied: 0.3 >= 0.5 * 0.4 at any temperature.
     cold = probabilities(row.tolist(), SamplingSpec(temperature=0.25, top_k=3, min_p=0.5))
     weights = np.array([0.4, 0.3]) ** 4
@@ -215,7 +217,10 @@ def test_temperature_draws_the_softmax(row: NDArray[Any], temperature: float) ->
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-30, 1e-3])
 def test_a_tiny_temperature_is_greedy(temperature: float) -> None:
-    """No overflow, no NaN: all weight goes to the largest logit."""
+    """No overflow, no NaN: all weight goes to the largest logit, at the ends of the CDF too."""
+    assert {
+        draw(np.array([1, 2, -3], np.float32), SamplingSpec(temperature=temperature), u) for u in (0.0, 1 - 2**-53)
+    } == {1}
     assert probabilities([1.0, 2.0, -3.0], SamplingSpec(temperature=temperature), points=50) == {1: 1.0}
 
 
