@@ -93,10 +93,11 @@ class NativeModel:
         params.n_gpu_layers = 0  # exactness is measured and promised for the CPU
         params.use_extra_bufts = extra_buffers
         params.vocab_only = vocab_only
+        log_bridge().forget()
         self._handle = lib.llama_model_load_from_file(str(path).encode(), params)
         if not self._handle:
             raise BackendError(
-                f"llama.cpp cannot load the model: {log_bridge().last_complaint() or 'no reason given'}",
+                f"llama.cpp cannot load the model{log_bridge().reason()}",
                 plugin=PLUGIN,
                 where=str(path),
             )
@@ -195,14 +196,16 @@ class NativeContext:
 
     def __init__(self, model: NativeModel, settings: ContextSettings) -> None:
         self._lib = lib = model._lib  # noqa: SLF001 - same module
+        self._log = log_bridge()
         self._handle: Any = None
         self.model = model
         self.settings = settings
         params = self._params(settings)
+        log_bridge().forget()
         self._handle = lib.llama_init_from_model(model.handle, params)
         if not self._handle:
             raise BackendError(
-                f"llama.cpp cannot make a context: {log_bridge().last_complaint() or 'no reason given'}",
+                f"llama.cpp cannot make a context{log_bridge().reason()}",
                 plugin=PLUGIN,
                 where=str(model.path),
                 got=settings,
@@ -270,11 +273,12 @@ class NativeContext:
                 expected=f"at most {self.batch_rows} rows and {self.max_outputs} outputs",
             )
         batch.native.n_tokens = rows
+        self._log.forget()
         code = self._lib.llama_decode(handle, batch.native)
         if code:
             cause = _DECODE_CAUSES.get(code, "a fatal error")
             raise BackendError(
-                f"llama_decode returned {code}, {cause}: {log_bridge().last_complaint() or 'no reason given'}",
+                f"llama_decode returned {code}, {cause}{self._log.reason()}",
                 plugin=PLUGIN,
                 got=code,
             )

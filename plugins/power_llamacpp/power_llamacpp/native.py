@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections import deque
 from collections.abc import MutableMapping
 from functools import cache
 from types import ModuleType
@@ -19,17 +18,18 @@ import structlog
 
 from power_core.errors import BackendError
 
-__all__ = ["LogBridge", "find_symbol", "library", "log_bridge", "set_wait_policy"]
+__all__ = ["LogBridge", "library", "log_bridge", "set_wait_policy"]
 
 # What makes OpenMP workers sleep instead of spinning at a barrier. A spinning worker starves the one
-# that the scheduler has not given a core: on a shared machine a step then takes twenty times as long.
-# libgomp (GCC) reads the first; libomp (clang) reads both.
-WAIT_POLICY = {"OMP_WAIT_POLICY": "PASSIVE"}
+# that the scheduler has not given a core: on a shared machine a step then takes many times as long.
+# libgomp (GCC) obeys the first; libomp (clang) obeys the second, its wait policy changes nothing.
+WAIT_POLICY = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
 _OVERRIDES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")
 
 # ggml_log_level -> name of the structlog method
 _LEVELS = {1: "debug", 2: "info", 3: "warning", 4: "error"}
 _CONTINUES = 5
+_KEPT_LINES = 8
 _ON_PURPOSE = ("using full-size SWA cache",)  # warnings about what this plugin asks for
 _SEVERITY = {"debug": 0, "info": 1, "warning": 2, "error": 3}
 
@@ -48,12 +48,12 @@ class LogBridge:
         threshold: Least severe level passed on: `debug`, `info`, `warning` or `error`.
 
     Attributes:
-        recent: The last lines of level warning or error, whatever the threshold, for error messages.
+        recent: Level and text of the first warnings and errors since `forget`, whatever the threshold.
     """
 
     def __init__(self, threshold: str = "warning") -> None:
         self.threshold = threshold
-        self.recent: deque[str] = deque(maxlen=8)
+        self.recent: list[tuple[str, str]] = []
         self._logger = structlog.get_logger("llama.cpp")
         self._level = "info"
         self._partial = ""
@@ -68,18 +68,21 @@ class LogBridge:
                 self._emit(line.rstrip())
 
     def _emit(self, line: str) -> None:
-        if self._level in ("warning", "error"):
-            self.recent.append(line)
         if any(phrase in line for phrase in _ON_PURPOSE):
             return
+        if self._level in ("warning", "error") and len(self.recent) < _KEPT_LINES:
+            self.recent.append((self._level, line))
         if _SEVERITY[self._level] >= _SEVERITY[self.threshold]:
             getattr(self._logger, self._level)(line)
 
-    def last_complaint(self) -> str:
-        """The most recent warning or error line, or an empty string; forgets what it has seen."""
-        line = self.recent[-1] if self.recent else ""
+    def forget(self) -> None:
+        """Drop what was kept for error messages; called before a native call whose failure would quote it."""
         self.recent.clear()
-        return line
+
+    def reason(self) -> str:
+        """The first error since `forget`, else the first warning, after a colon; empty where there was none."""
+        line = next((line for level, line in self.recent if level == "error"), self.recent[0][1] if self.recent else "")
+        return f": {line}" if line else ""
 
 
 @cache
@@ -114,24 +117,3 @@ def library() -> ModuleType:
 
 
 _keep_alive: list[Any] = []  # llama.cpp holds a raw pointer to the callback until the process ends
-
-
-def find_symbol(name: str, restype: Any, argtypes: list[Any]) -> Any:
-    """
-    A function exported by libllama that the binding does not declare.
-
-    Raises:
-        BackendError: This build of libllama does not export *name*.
-    """
-    shared = library()._lib  # noqa: SLF001 - the only handle the binding keeps on its shared library
-    try:
-        function = getattr(shared, name)
-    except AttributeError:
-        raise BackendError(
-            f"libllama does not export {name!r}",
-            plugin="llamacpp",
-            got=name,
-            fix="install the llama-cpp-python version this plugin names",
-        ) from None
-    function.restype, function.argtypes = restype, argtypes
-    return function

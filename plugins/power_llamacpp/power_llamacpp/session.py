@@ -195,21 +195,19 @@ class LlamaCppSession:
         context = self._context
         chains = read_chains(batch, context.model.vocab_size)
         self._admit(batch, chains, shape)
-        if self._is_recurrent:
-            for chain in chains:
-                self.checkpoint(chain.seq, chain.rows)
+        before = [self.checkpoint(chain.seq, chain.rows) for chain in chains]
         self._forwards += 1  # earlier rows are gone from here on
         for state in self._sequences.values():
             state.depth = 0  # a decode may move the states of other sequences, but not their earlier states
         try:
             computed = self._evaluator.run(batch, chains, shape)
-        except BaseException as error:
-            lost = [chain.seq for chain in chains if not self._bring_back(chain.seq)]
+            self._grow(chains)
+            return self._rows(batch, computed)
+        except BaseException as error:  # an interrupt between two of these lines is undone like a failure
+            lost = [point.seq for point in before if not self._set_state(point.seq, point)]
             if lost and isinstance(error, BackendError):
                 error.what += f" (sequences {lost} could not be brought back and are empty now)"
             raise
-        self._grow(chains)
-        return self._rows(batch, computed)
 
     def _admit(self, batch: RowBatch, chains: list[Chain], shape: WidthClass) -> None:
         """Refuse rows that llama.cpp would abort on, misplace or compute outside *shape*."""
@@ -333,10 +331,6 @@ class LlamaCppSession:
                 got=checkpoint,
                 fix="evaluate its tokens again",
             )
-
-    def _bring_back(self, seq: SeqId) -> bool:
-        """Undo whatever a failed forward did to *seq*; its bookkeeping still describes the state before."""
-        return self._set_state(seq, self._sequences[seq].retained or self.checkpoint(seq, 0))
 
     def _set_state(self, seq: SeqId, checkpoint: Checkpoint) -> bool:
         """Make *seq* natively what *checkpoint* describes; where that fails, empty it and return False."""

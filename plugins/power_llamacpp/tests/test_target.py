@@ -1,0 +1,189 @@
+"""The backend as the core uses it: claims, loading, identity, options, closing, and cost of import."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+from power_llamacpp.config import Choice, LlamaCppConfig
+from power_llamacpp.gguf_check import check_gguf
+from power_llamacpp.native import LogBridge, set_wait_policy
+from power_llamacpp.plugin import make_llamacpp
+from power_llamacpp.target import LlamaCppBackend, LlamaCppModel
+
+from power_core.capabilities import Registry
+from power_core.errors import ArtifactError, BackendError, CapabilityError, ConfigError, PowerError, RequestError
+from power_core.plugins import load_plugins
+from power_core.target import ChatMessage, RowBatch, SessionOptions, TargetBackend
+from power_core.testing import one_class
+from power_core.testing.gguf import tiny_llama
+
+pytest.importorskip("gguf", reason="pip install 'power-core[testing]'")
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llama(tmp_path_factory.mktemp("target") / "tiny.gguf", chat_template=None)
+
+
+def load(file: Path) -> LlamaCppModel:
+    """The model with a profile made by hand instead of a probe."""
+    return LlamaCppModel(file, check_gguf(file), LlamaCppConfig(), profile=one_class()(SessionOptions()))
+
+
+def test_importing_the_plugin_loads_nothing_heavy() -> None:
+    """Hooks are registered without llama.cpp, numpy or jinja2."""
+    code = "import sys, power_llamacpp.plugin; print([m for m in ('llama_cpp','numpy','jinja2') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_entry_point_offers_the_backend() -> None:
+    """The installed plugin registers the target `llamacpp` with its configuration."""
+    registry: Registry = load_plugins(environ={}).registry
+    entry = registry.targets.get("llamacpp")
+    assert entry.config is LlamaCppConfig
+    assert isinstance(make_llamacpp(LlamaCppConfig()), TargetBackend)
+
+
+def test_backend_claims_gguf_by_suffix_or_magic(file: Path, tmp_path: Path) -> None:
+    """A look at name or first bytes; a missing file claims nothing and raises nothing."""
+    blob = tmp_path / "blob"
+    blob.write_bytes(file.read_bytes()[:64])
+    (tmp_path / "text").write_text("hello")
+    backend = LlamaCppBackend()
+    assert [backend.claims(p) for p in (file, blob, tmp_path / "text", tmp_path / "none", tmp_path)] == [
+        True, True, False, False, False,
+    ]  # fmt: skip
+
+
+def test_damaged_file_is_refused_before_native_code(
+    tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A truncated file never reaches llama.cpp."""
+    monkeypatch.setattr("power_llamacpp.target.NativeModel", lambda *_, **__: pytest.fail("native code"))
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ArtifactError):
+        LlamaCppBackend().load(path)
+
+
+def test_identity_is_by_content(file: Path) -> None:
+    """Digest, sizes and architecture come from the file."""
+    model = load(file)
+    identity = model.identity
+    assert identity.file_sha256 == hashlib.sha256(file.read_bytes()).hexdigest()
+    assert (identity.architecture, identity.vocab_size, identity.hidden_size, identity.num_layers) == (
+        "llama",
+        320,
+        64,
+        2,
+    )
+    assert model.trained_context == 2048
+    assert model.facts()["architecture"] == "llama"
+    model.close()
+
+
+def test_session_of_a_loaded_model_decodes(file: Path) -> None:
+    """The first session loads the weights; a second shares them; closing the model ends both."""
+    model = load(file)
+    sessions = [model.open_session(SessionOptions(context_size=64)) for _ in range(2)]
+    batch = RowBatch(4)
+    batch.add_chain(0, 0, [5, 6], 1)
+    ids = []
+    for session in sessions:
+        session.open(0)
+        ids.append(session.forward(batch, session.profile.decode).greedy(1))
+    assert ids[0] == ids[1]
+    assert len(model._weights) == 1
+    model.close()
+    model.close()
+    for call in (lambda: sessions[0].length(0), lambda: model.open_session(SessionOptions())):
+        with pytest.raises(BackendError, match="closed"):
+            call()
+
+
+@pytest.mark.parametrize(("changes", "error", "message"), [
+    ({"max_sequences": 0}, ConfigError, "max_sequences is 0"),
+    ({"max_sequences": 10_000}, ConfigError, "max_sequences is 10000"),
+    ({"max_rows": 513}, ConfigError, "max_rows is 513"),
+    ({"rollback_rows": -1}, ConfigError, "rollback_rows is -1"),
+    ({"threads": -2}, ConfigError, "threads is -2"),
+    ({"context_size": 4096}, ConfigError, "context_size is 4096"),
+    ({"hidden_layers": (1,)}, CapabilityError, "hidden-states"),
+])  # fmt: skip
+def test_options_that_cannot_be_met_are_refused(
+    file: Path, changes: dict[str, object], error: type[PowerError], message: str
+) -> None:
+    """Before the weights are loaded, in one line."""
+    model = load(file)
+    with pytest.raises(error, match=message):
+        model.open_session(evolve(SessionOptions(), **changes))
+    assert not model._weights
+    model.close()
+
+
+def test_file_without_a_template_says_what_to_do(file: Path) -> None:
+    """Chats need a template; raw prompts do not."""
+    model = load(file)
+    with pytest.raises(RequestError, match="no chat template") as caught:
+        model.tokenizer.encode_chat([ChatMessage("user", "hi")])
+    assert caught.value.fix == "use --raw"
+    model.close()
+
+
+def test_configuration_refuses_unknown_words() -> None:
+    """Misspelt choices fail when the configuration is read."""
+    assert LlamaCppConfig(flash_attention="on").flash_attention is Choice.ON
+    with pytest.raises(ValueError, match="sometimes"):
+        LlamaCppConfig(flash_attention="sometimes")
+    with pytest.raises(ConfigError, match="prefill_rows is 1"):
+        LlamaCppConfig(prefill_rows=1)
+
+
+def test_wait_policy_is_set_unless_the_user_set_one() -> None:
+    """Workers sleep at barriers by default; any OpenMP wait setting of the user's wins."""
+    environ: dict[str, str] = {}
+    set_wait_policy(environ)
+    assert environ["OMP_WAIT_POLICY"] == "PASSIVE"
+    for name, value in (("OMP_WAIT_POLICY", "ACTIVE"), ("KMP_BLOCKTIME", "200"), ("GOMP_SPINCOUNT", "5")):
+        chosen = {name: value}
+        set_wait_policy(chosen)
+        assert chosen == {name: value}
+
+
+def test_log_lines_are_joined_levelled_and_kept_for_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of lines are joined, progress dots dropped, quiet levels held back, the first error kept."""
+    bridge = LogBridge("warning")
+    lines: list[tuple[str, str]] = []
+
+    class Logger:
+        def __getattr__(self, level: str) -> object:
+            return lambda line: lines.append((level, line))
+
+    monkeypatch.setattr(bridge, "_logger", Logger())
+    for level, text in (
+        (2, b"info\n"),
+        (3, b"half a "),
+        (5, b"warning\n"),
+        (2, b"...."),
+        (5, b"..\n"),
+        (4, b"bad\xff\n"),
+    ):
+        bridge.write(level, text)
+    assert lines == [("warning", "half a warning"), ("error", "bad\ufffd")]
+    assert bridge.reason() == ": bad\ufffd"
+    bridge.forget()
+    assert bridge.reason() == ""
+
+
+def test_refused_model_says_why(tmp_path: Path) -> None:
+    """The reason that llama.cpp logged is part of the error."""
+    path = tiny_llama(tmp_path / "bad.gguf", omit=["output_norm.weight"])
+    from power_llamacpp.context import NativeModel
+
+    with pytest.raises(BackendError, match="output_norm"):
+        NativeModel(path)
