@@ -26,7 +26,7 @@ def verify(ctx: click.Context, file: Path, as_json: bool) -> None:
     """
     Check that no byte of FILE changed: a receipt, or the output of `power generate --json`.
 
-    Exits with 1 where something did.
+    A report of `power conformance --json` is checked the same way. Exits with 1 where something changed.
     """
     from power_core.evidence import verify_file
 
@@ -42,10 +42,6 @@ def verify(ctx: click.Context, file: Path, as_json: bool) -> None:
         document = {"verified": True, "digest": verified.digest, "covers_output": verified.covers_output}
         print_json({**document, "problem": None})
         return
-    body = verified.body
-    output = "the output matches it" if verified.covers_output else "the receipt alone; the output is not in this file"
+    output = "the output matches it" if verified.covers_output else "the document alone; no output is in this file"
     click.echo(f"verified: {verified.digest} ({output})")
-    click.echo(
-        f"{body.target.name}, {body.strategy}, exactness {body.shape.level}: {body.output.usage.completion_tokens} "
-        f"tokens in {body.counts.target_passes} target passes, finished by {body.output.finish_reason}"
-    )
+    click.echo(verified.body.summary)

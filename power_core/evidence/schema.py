@@ -203,3 +203,12 @@ class ReceiptBody:
     environment: dict[str, JSON]
     source: str
     warnings: list[str]
+
+    @property
+    def summary(self) -> str:
+        """One line for a reader."""
+        return (
+            f"{self.target.name}, {self.strategy}, exactness {self.shape.level}: "
+            f"{self.output.usage.completion_tokens} tokens in {self.counts.target_passes} target passes, "
+            f"finished by {self.output.finish_reason}"
+        )

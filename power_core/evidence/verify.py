@@ -9,11 +9,14 @@ from attrs import frozen
 
 from power_core.errors import ReceiptError
 from power_core.evidence.canonical import canonical, digest, parse
+from power_core.evidence.conformance import CONFORMANCE_SCHEMA, ConformanceBody
 from power_core.evidence.schema import SCHEMA, ReceiptBody, converter
 from power_core.types import JSON
 
 __all__ = ["VerifiedReceipt", "verify_document", "verify_file", "verify_generation"]
 
+Body = ReceiptBody | ConformanceBody
+_BODIES: Mapping[str, type[Body]] = {SCHEMA: ReceiptBody, CONFORMANCE_SCHEMA: ConformanceBody}
 _DOCUMENT_FIELDS = frozenset({"schema", "body", "digest"})
 _GENERATION_FIELDS = frozenset(
     {"text", "token_ids", "prompt_token_ids", "finish_reason", "usage", "logprobs", "receipt"}
@@ -23,7 +26,7 @@ _GENERATION_FIELDS = frozenset(
 @frozen
 class VerifiedReceipt:
     """
-    A receipt whose digest holds.
+    A receipt or a conformance report whose digest holds.
 
     Args:
         body: Its content.
@@ -31,21 +34,22 @@ class VerifiedReceipt:
         covers_output: Whether text and ids stood beside the receipt and match it too.
     """
 
-    body: ReceiptBody
+    body: Body
     digest: str
     covers_output: bool = False
 
 
 def verify_document(document: JSON) -> VerifiedReceipt:
     """
-    Check a receipt document.
+    Check a receipt document, or a conformance report.
 
     Raises:
-        ReceiptError: Its digest does not hold, or it is no receipt of version 1.
+        ReceiptError: Its digest does not hold, or its body is none of its schema.
     """
     _require_fields(document, _DOCUMENT_FIELDS, "receipt")
-    if document["schema"] != SCHEMA:
-        raise ReceiptError("unknown schema", who="receipt", got=document["schema"], expected=SCHEMA)
+    schema = document["schema"]
+    if not isinstance(schema, str) or schema not in _BODIES:
+        raise ReceiptError("unknown schema", who="receipt", got=schema, expected=" or ".join(_BODIES))
     computed = digest({"schema": document["schema"], "body": document["body"]})
     if document["digest"] != computed:
         raise ReceiptError(
@@ -54,7 +58,7 @@ def verify_document(document: JSON) -> VerifiedReceipt:
             got=document["digest"],
             expected=computed,
         )
-    return VerifiedReceipt(_structured(document["body"]), computed)
+    return VerifiedReceipt(_structured(document["body"], schema), computed)
 
 
 def verify_generation(document: JSON) -> VerifiedReceipt:
@@ -66,6 +70,8 @@ def verify_generation(document: JSON) -> VerifiedReceipt:
     """
     _require_fields(document, _GENERATION_FIELDS, "generation")
     verified = verify_document(document["receipt"])
+    if not isinstance(verified.body, ReceiptBody):
+        raise ReceiptError("the receipt of a generation is none", who="receipt", where="receipt", expected=SCHEMA)
     output, request = verified.body.output, verified.body.request
     found = {
         "text": (digest(document["text"]), output.text_sha256),
@@ -85,7 +91,7 @@ def verify_generation(document: JSON) -> VerifiedReceipt:
 
 def verify_file(path: str | Path) -> VerifiedReceipt:
     """
-    Check a file that holds a receipt, or a generation with its receipt.
+    Check a file that holds a receipt, a generation with its receipt, or a conformance report.
 
     The file must be the canonical bytes, with at most one newline after them, so that no byte of it
     can change unseen.
@@ -116,14 +122,14 @@ def _verified(data: bytes) -> VerifiedReceipt:
     return verify_generation(document) if is_generation else verify_document(document)
 
 
-def _structured(body: JSON) -> ReceiptBody:
+def _structured(body: JSON, schema: str) -> Body:
     try:
-        record = converter.structure(body, ReceiptBody)
+        record: Body = converter.structure(body, _BODIES[schema])
     except Exception as exc:
-        raise ReceiptError(f"body is not one of {SCHEMA}: {exc}", who="receipt", got=body) from exc
+        raise ReceiptError(f"body is not one of {schema}: {exc}", who="receipt", got=body) from exc
     # cattrs turns "1" into 1 where a number is due: what does not write back was of another type.
     if canonical(converter.unstructure(record)) != canonical(body):
-        raise ReceiptError(f"body has values of types that {SCHEMA} does not have", who="receipt", got=body)
+        raise ReceiptError(f"body has values of types that {schema} does not have", who="receipt", got=body)
     return record
 
 

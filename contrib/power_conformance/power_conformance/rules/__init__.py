@@ -1,0 +1,1 @@
+"""The rules by subject. `power_conformance.registry.all_rules` imports them."""
