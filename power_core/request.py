@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -40,18 +41,12 @@ class LogitsProcessor(Protocol):
         """
 
 
-def _at_least(minimum: float) -> Any:
-    def check(_obj: object, attribute: Any, value: float) -> None:
-        if not value >= minimum:  # written so that NaN fails too
-            raise RequestError(f"{attribute.name} is {value}", who="sampling", got=value, expected=f">= {minimum}")
-
-    return check
-
-
-def _between(low: float, high: float) -> Any:
-    def check(_obj: object, attribute: Any, value: float) -> None:
-        if not low <= value <= high:
-            raise RequestError(f"{attribute.name} is {value}", who="sampling", got=value, expected=f"{low} to {high}")
+def _within(low: float, high: float = math.inf) -> Any:
+    def check(_obj: object, attribute: Any, value: object) -> None:
+        # Written so that NaN fails; infinity is never a setting.
+        if not isinstance(value, int | float) or not low <= value <= high or value == math.inf:
+            expected = f"a number from {low}" + ("" if high == math.inf else f" to {high}")
+            raise RequestError(f"{attribute.name} is {value!r}", who="sampling", got=value, expected=expected)
 
     return check
 
@@ -84,15 +79,15 @@ class SamplingSpec:
         regex: Constrain the output to this regular expression.
     """
 
-    temperature: float = field(default=0.0, validator=_at_least(0))
-    top_k: int = field(default=0, validator=_at_least(0))
-    typical_p: float = field(default=1.0, validator=_between(0, 1))
-    top_p: float = field(default=1.0, validator=_between(0, 1))
-    min_p: float = field(default=0.0, validator=_between(0, 1))
-    repeat_penalty: float = field(default=1.0, validator=_between(1e-6, 1e6))
-    presence_penalty: float = field(default=0.0, validator=_between(-100, 100))
-    frequency_penalty: float = field(default=0.0, validator=_between(-100, 100))
-    penalty_window: int = field(default=64, validator=_at_least(-1))
+    temperature: float = field(default=0.0, validator=_within(0))
+    top_k: int = field(default=0, validator=_within(0))
+    typical_p: float = field(default=1.0, validator=_within(0, 1))
+    top_p: float = field(default=1.0, validator=_within(0, 1))
+    min_p: float = field(default=0.0, validator=_within(0, 1))
+    repeat_penalty: float = field(default=1.0, validator=_within(1e-6, 1e6))
+    presence_penalty: float = field(default=0.0, validator=_within(-100, 100))
+    frequency_penalty: float = field(default=0.0, validator=_within(-100, 100))
+    penalty_window: int = field(default=64, validator=_within(-1))
     logit_bias: Mapping[TokenId, float] = Factory(dict)
     seed: int | None = None
     logprobs: int | None = None
