@@ -110,6 +110,8 @@ class LlamaCppSession:
         self._window = weights.window
         classes = (profile.decode, profile.prefill)
         self._stride = 1 + max(_most_scratch(shape) for shape in classes) if self._is_recurrent else 1
+        # Scratch sequences make every decode move states, so that no other sequence's earlier ones would last.
+        keeps_states = self._is_recurrent and (self._stride == 1 or options.max_sequences == 1)
         max_outputs = max(options.max_rows, profile.decode.max_rows) + options.max_sequences
         self._context = NativeContext(
             weights,
@@ -122,7 +124,7 @@ class LlamaCppSession:
                 flash_attention=flash_attention,
                 kv_type=config.kv_type,
                 swa_full=config.swa_full,
-                rollback_rows=options.rollback_rows if self._is_recurrent else 0,
+                rollback_rows=options.rollback_rows if keeps_states else 0,
             ),
         )
         self.rollback_capacity: int | None = self._context.rollback_rows if self._is_recurrent else None
@@ -243,8 +245,7 @@ class LlamaCppSession:
             state.writers[state.length : state.length + chain.rows] = self._forwards
             state.length += chain.rows
             state.retained = None
-            if self._stride == 1 or chain is chains[-1]:  # scratch sequences make every decode move states
-                state.depth = min(self._context.rollback_rows, chain.rows - 1)
+            state.depth = min(self._context.rollback_rows, chain.rows - 1)
 
     # Undoing
 

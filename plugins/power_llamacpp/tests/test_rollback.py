@@ -119,6 +119,12 @@ def test_recurrent_without_resident_states_has_no_window(bench: Any, random_word
     assert session.can_truncate(0, 0)
 
 
+def test_padded_recurrent_sequences_keep_a_window_only_alone(bench: Any) -> None:
+    """Padding moves the states of companions, so a capacity that would not last is not claimed."""
+    assert bench.session("hybrid", low=2, rollback_rows=4).rollback_capacity == 4
+    assert bench.session("hybrid", low=2, rollback_rows=4, max_sequences=2).rollback_capacity == 0
+
+
 @pytest.mark.parametrize("sequences", [1, 2])
 def test_small_window_cache_is_cut_only_where_nothing_was_evicted(
     bench: Any, one_class: Callable[[str], None], random_words: Words, sequences: int
