@@ -105,6 +105,10 @@ class Numerics:
             self._rows[state] = row
         return row
 
+    def forget(self) -> None:
+        """Drop the cached rows; they are computed again when they are asked for."""
+        self._rows.clear()
+
     def _compute(self, state: State, tokens: Sequence[TokenId]) -> NDArray[np.float32]:
         if self.function is not None:
             row = np.array(self.function(tuple(tokens)), np.float32)  # a copy: the caller may reuse its array

@@ -1,0 +1,197 @@
+"""The Python API over scripted plugins: many threads on one engine, each as if it were alone (case 23)."""
+
+import gc
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier, Thread
+
+import pytest
+
+from power_core.config import PowerConfig
+from power_core.errors import ArtifactError, CapabilityError, PowerError, RequestError
+from power_core.request import GenerationRequest, SamplingSpec
+from power_core.runtime import Runtime
+from power_core.shapes import ExactnessLevel
+from power_core.testing import (
+    OracleDrafter,
+    PatternDrafter,
+    RandomDrafter,
+    ScriptedBackend,
+    ScriptedTarget,
+    plain_decode,
+    scripted_plugins,
+)
+from power_core.types import FinishReason, Origin
+
+VOCAB = 24
+PROMPT = (3, 1, 4, 1, 5)
+
+
+@pytest.fixture
+def target():
+    return ScriptedTarget(VOCAB, rollback_capacity=2)
+
+
+@pytest.fixture
+def runtime(tmp_path, target):
+    """A runtime whose only model, `toy`, is the scripted target."""
+    path = tmp_path / "toy.scripted"
+    path.write_bytes(b"toy")
+    drafters = {
+        "oracle": OracleDrafter(target.greedy, VOCAB),
+        "mixed": PatternDrafter(target.greedy, VOCAB, ["RRRW", "", "R", "WWWW"]),
+        "random": RandomDrafter(VOCAB),
+        "hidden": OracleDrafter(target.greedy, VOCAB, hidden_layers=[2]),
+    }
+    backend = ScriptedBackend(lambda path: target)
+    plugins = scripted_plugins(targets={"scripted": backend}, strategies=drafters, models={"toy": path})
+    assert plugins.failures == []
+    with Runtime(PowerConfig(), plugins) as made:
+        yield made
+    for session in target.sessions:
+        session.assert_all_closed()
+    for drafter in drafters.values():
+        drafter.assert_all_ended()
+
+
+def requests_of_clients():
+    """Eight clients: four greedy, four with seeds 1 to 4, all with different widths and penalties."""
+    specs = ["oracle", "mixed", "random", "off"]
+    return [
+        GenerationRequest(
+            (n + 1, 2 * n, 7),
+            max_tokens=20 + n,
+            spec=specs[n % 4],
+            draft_max=1 + n % 5,
+            sampling=SamplingSpec(repeat_penalty=1 + n / 10, logprobs=1)
+            if n < 4
+            else SamplingSpec(temperature=0.9, seed=n - 3, frequency_penalty=n / 10, logprobs=2),
+        )
+        for n in range(8)
+    ]
+
+
+def fields_of(result):
+    return result.token_ids, result.text, result.finish_reason, result.usage, result.logprobs
+
+
+@pytest.mark.parametrize("parallel", [1, 3, 8])
+def test_eight_threads_each_get_their_solo_answer(runtime, parallel):
+    """Three rounds of eight threads on one engine: all fields are those of each request alone (case 23)."""
+    requests = requests_of_clients()
+    with runtime.open("toy", parallel=1) as engine:
+        alone = [fields_of(engine.complete(request)) for request in requests]
+    with runtime.open("toy", parallel=parallel, draft_max=5) as engine:
+        for _ in range(3):
+            barrier = Barrier(len(requests))
+
+            def client(request, barrier=barrier, engine=engine):
+                barrier.wait(timeout=20)
+                return fields_of(engine.complete(request))
+
+            with ThreadPoolExecutor(len(requests)) as pool:
+                assert list(pool.map(client, requests, timeout=60)) == alone
+
+
+def test_generate_many_equals_plain_decoding(runtime, target):
+    """Requests run together come back in their order, each as plain decoding would have it."""
+    requests = requests_of_clients()
+    with runtime.open("toy", parallel=4) as engine:
+        for request, result in zip(requests, engine.generate_many(requests), strict=True):
+            assert result.token_ids == plain_decode(target, request).token_ids
+
+
+def test_submit_and_step(runtime, target):
+    """Callers that step themselves get every event, the last of each request with its result."""
+    requests = [GenerationRequest((n, 1), max_tokens=5) for n in range(5)]
+    with runtime.open("toy", parallel=2, spec="mixed") as engine:
+        numbers = [engine.submit(request) for request in requests]
+        results = {}
+        while len(results) < len(numbers):
+            results.update({event.request_id: event.result for event in engine.step() if event.origin is Origin.END})
+    for number, request in zip(numbers, requests, strict=True):
+        assert results[number].token_ids == plain_decode(target, request).token_ids
+
+
+def test_cancel_from_another_thread(runtime):
+    """A cancelled generation ends with that reason, on the path of plain decoding; the next one is served."""
+    with runtime.open("toy", spec="mixed") as engine:
+        generation = engine.generate(PROMPT, max_tokens=200)
+        first = next(generation)
+        canceller = Thread(target=generation.cancel)
+        canceller.start()
+        canceller.join()
+        result = generation.drain()
+        assert result.finish_reason is FinishReason.CANCELLED
+        full = engine.complete(PROMPT, max_tokens=200)
+        assert full.token_ids[: len(result.token_ids)] == result.token_ids
+        assert result.token_ids[0] == first.token_id
+
+
+def test_a_dropped_generation_is_cancelled(runtime, target):
+    """A reader that goes away frees its sequence for the next request."""
+    with runtime.open("toy") as engine:
+        generation = engine.generate(PROMPT, max_tokens=200)
+        next(generation)
+        del generation
+        gc.collect()
+        request = GenerationRequest((1, 2), max_tokens=4)
+        assert engine.complete(request).token_ids == plain_decode(target, request).token_ids
+        assert engine.loop.active == 0
+
+
+def test_a_strategy_that_reads_hidden_states(runtime, target):
+    """`open` orders the layers a strategy requires; a session without them refuses it by name."""
+    request = GenerationRequest(PROMPT, max_tokens=12)
+    with runtime.open("toy", spec="hidden") as engine:
+        assert engine.complete(request).token_ids == plain_decode(target, request).token_ids
+    with runtime.open("toy", spec="oracle") as engine, pytest.raises(CapabilityError, match="hidden-states"):
+        engine.complete(request.with_(spec="hidden"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"model": "toi"}, CapabilityError),
+        ({"model": "absent.scripted"}, ArtifactError),
+        ({"model": "toy", "spec": "oracel"}, CapabilityError),
+        ({"model": "toy", "spec": "draft-model"}, CapabilityError),
+        ({"model": "toy", "parallel": 0}, PowerError),
+    ],
+    ids=str,
+)
+def test_what_is_not_there_fails_closed(runtime, arguments, error):
+    """An unknown model, file or strategy is one line that says what would provide it."""
+    with pytest.raises(error) as caught:
+        runtime.open(**arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unverified_target_takes_no_strategy_unasked(tmp_path):
+    """Where nothing can be promised, a strategy needs the explicit switch; `off` does not."""
+
+    def unverified(options):
+        profile = ScriptedTarget(VOCAB).profile(options)
+        return type(profile)(ExactnessLevel.UNVERIFIED, profile.decode, profile.prefill)
+
+    path = tmp_path / "toy.scripted"
+    path.write_bytes(b"toy")
+    target = ScriptedTarget(VOCAB, profile=unverified)
+    backend = ScriptedBackend(lambda path: target)
+    plugins = scripted_plugins(targets={"scripted": backend}, strategies={"random": RandomDrafter(VOCAB)})
+    with Runtime(PowerConfig(), plugins) as runtime:
+        with pytest.raises(CapabilityError, match="lossless"):
+            runtime.open(path, spec="random")
+        with runtime.open(path, spec="off") as engine:
+            assert len(engine.complete(PROMPT, max_tokens=3).token_ids) == 3
+    with Runtime(PowerConfig(allow_unverified=True), plugins) as runtime, runtime.open(path, spec="random") as engine:
+        assert len(engine.complete(PROMPT, max_tokens=3).token_ids) == 3
+
+
+def test_a_closed_engine_says_so(runtime):
+    """Whoever still reads from an engine that was closed gets one clear error."""
+    engine = runtime.open("toy")
+    generation = engine.generate(PROMPT)
+    next(generation)
+    engine.close()
+    with pytest.raises(RequestError, match="closed"):
+        generation.drain()
