@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from power_ngram.config import NgramContextConfig, NgramMapConfig, NgramModConfig, PromptLookupConfig, SuffixConfig
 from power_ngram.drafter import Config, open_history
@@ -54,6 +54,7 @@ def test_prompt_lookup(prompt: list[int], output: list[int], n_min: int, more: i
 
 
 @given(texts, texts, st.integers(1, 3), st.integers(0, 2), st.integers(1, 8))
+@example([1, 2, 3, 5, 9], [3, 7, 1, 2, 3], 1, 2, 2)  # a long match in the prompt, a short one in the output
 def test_ngram_context(prompt: list[int], output: list[int], n_min: int, more: int, k: int) -> None:
     """Any match that an output token follows comes before any match inside the prompt."""
     text, n_max = prompt + output, n_min + more
@@ -92,6 +93,8 @@ def naive_values(text: Sequence[int], n: int, m: int, key: Sequence[int]) -> lis
 
 
 @given(texts, texts, st.integers(1, 2), st.integers(1, 3), st.integers(1, 3), st.integers(1, 8))
+@example([0, 1, 0, 2, 0, 2, 0], [1, 0], 1, 1, 1, 1)  # two values with two hits each
+@example([0, 1, 0, 1, 0, 1, 0, 2, 0, 3, 0, 4, 0, 5], [0], 1, 1, 1, 1)  # a fifth value
 def test_ngram_map(prompt: list[int], output: list[int], n: int, m: int, min_hits: int, k: int) -> None:
     """The value with the most hits, position by position while half of the hits agree, then the next key."""
     text = prompt + output
@@ -161,6 +164,22 @@ def test_suffix_follows_the_longest_match(text: list[int], k: int, novelty: floa
     proposal = run(config, text[:1], text[1:], k)
     assert list(proposal.token_ids) == tokens
     assert proposal.confidences == pytest.approx(confidences)
+
+
+@given(texts, st.integers(1, 3))
+def test_cut_counts_still_give_confidences(text: list[int], depth: int) -> None:
+    """Where contexts were counted less often than their continuations, confidences stay within (0, 1]."""
+    config = SuffixConfig(min_confidence=0.0, novelty=0.0, count_depth=depth)
+    confidences = run(config, text[:1], text[1:] * 2, 8).confidences if len(text) > 1 else ()
+    assert confidences is not None
+    assert all(0 < confidence <= 1 for confidence in confidences)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_a_cut_run_is_still_continued(depth: int) -> None:
+    """A run that is counted in few contexts only is proposed all the same."""
+    config = SuffixConfig(min_confidence=0.0, count_depth=depth)
+    assert list(run(config, [1], [1] * 30, 8).token_ids) == [1] * 8
 
 
 def test_suffix_prefers_the_context_that_promises_more(draft: Draft) -> None:

@@ -75,6 +75,16 @@ def test_restore_holds_beside_the_store(config: Config, propose: Propose) -> Non
     assert propose(session, 1, ANSWER[4], 5) == before
 
 
+def test_prompts_stay_out_of_the_suffix_store(propose: Propose) -> None:
+    """Only what a request answered is shared, not what it was asked."""
+    session = open_history(SuffixConfig(shared_store=True, min_confidence=0.0))
+    session.begin(0, ANSWER)
+    session.observe(0, [70, 71, 72], None)
+    session.end(0)
+    session.begin(1, [7, 8, *ANSWER[:5]])
+    assert list(propose(session, 1, ANSWER[4], 5).token_ids) == []
+
+
 def test_the_own_history_wins_a_tie(propose: Propose) -> None:
     """What the request itself repeated comes before what another one answered."""
     session = answered(SuffixConfig(shared_store=True, min_confidence=0.0))
