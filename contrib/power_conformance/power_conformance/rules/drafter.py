@@ -97,8 +97,10 @@ def check_no_future(subject: DrafterSubject) -> None:
     the future is a leak.
     """
     past = subject.text(24)
-    runs = [_with_future(subject, past, subject.text(12, stream=stream)) for stream in (5, 6)]
-    _expect_drafts(runs[1], runs[0], "with another future, it proposed")
+    expected = _alone(subject, past)
+    for stream in (5, 6):
+        got = _with_future(subject, past, subject.text(12, stream=stream))
+        _expect_drafts(got, expected, "while its caller's lists grew, it proposed")
 
 
 @rule("D-ARGS-01", look="DraftSession in power_core/drafter.py")
@@ -172,7 +174,7 @@ def check_rows_are_read_in_time(subject: DrafterSubject) -> None:
 
         run.wrap_rows = Watched
         try:
-            run.follow(0, subject.text(_TEXT))
+            run.follow(0, subject.text(_TEXT + 8))
         except Exception:
             if not late:
                 raise

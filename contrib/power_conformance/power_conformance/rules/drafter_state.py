@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from power_conformance.drafting import Draft, DraftRun, drafting, parts
+from power_conformance.drafting import DraftRun, drafting, parts
 from power_conformance.failures import fail, refuse
 from power_conformance.registry import rule
 from power_conformance.subjects import DrafterSubject
-from power_core.types import TokenId
 
 _RESTORE = "DraftSession.checkpoint and restore in power_core/drafter.py"
 _END = "DraftSession.end and close in power_core/drafter.py"
@@ -85,7 +82,9 @@ def check_requests_are_isolated(subject: DrafterSubject) -> None:
         for other in (text, subject.text(_TEXT, stream=3), text[::-1]):
             run.follow(0, other)
             run.end(0)
-        _expect(run, text, expected, "after three other requests")
+        for number, (got, wanted) in enumerate(zip(run.follow(0, text), expected, strict=True)):
+            if got != wanted:
+                fail(f"proposed {got} in round {number} after three other requests", f"{wanted}, as in a new session")
 
 
 @rule("D-ISOLATION-02", look="DraftSession in power_core/drafter.py")
@@ -139,16 +138,13 @@ def check_close(subject: DrafterSubject) -> None:
     with drafting(subject) as run:
         expected = run.follow(0, text)
     with drafting(subject) as run, drafting(subject) as other:
-        other.begin(0, text[:10], text[10])
+        for each in (run, other):
+            each.begin(0, text[:10], text[10])
         other.draft.close()
         other.draft.close()
-        _expect(run, text, expected, "after another session was closed")
-
-
-def _expect(run: DraftRun, text: Sequence[TokenId], expected: Sequence[Draft], did: str) -> None:
-    for number, (got, wanted) in enumerate(zip(run.follow(0, text), expected, strict=True)):
-        if got != wanted:
-            fail(f"proposed {got} in round {number} {did}", f"{wanted}, as in a new session")
+        for number, part in enumerate(parts(text[11:])):
+            if (got := run.round(0, part)) != expected[number]:
+                fail(f"proposed {got} in round {number} after another session was closed", f"{expected[number]}")
 
 
 def _checkpointed(run: DraftRun) -> None:

@@ -179,7 +179,7 @@ def _configs(subject: PluginSubject) -> Iterator[tuple[Registration[Any], type]]
 def _is_frozen(config: type) -> bool:
     instance = config()
     try:
-        for each in attrs.fields(config):  # type: ignore[arg-type]  # the registry admits attrs classes only
+        for each in attrs.fields(config):
             setattr(instance, each.name, getattr(instance, each.name))
             return False
     except attrs.exceptions.FrozenInstanceError:

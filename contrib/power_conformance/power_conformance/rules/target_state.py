@@ -394,7 +394,6 @@ def check_model_close(subject: TargetSubject) -> None:
     subject.model.close()
     subject.model.close()
     expect_refusal(probe, 0, subject.text(1), at=PROMPT, did="a row after the model was closed")
-    session.shutdown()
 
 
 def _check_refusal(subject: TargetSubject, tokens: list[TokenId], offset: int, did: str) -> None:
