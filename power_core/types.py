@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from attrs import frozen
 
-__all__ = ["Capability", "FinishReason", "JSON", "Origin", "SeqId", "TargetIdentity", "TokenId"]
+__all__ = ["JSON", "Capability", "FinishReason", "Origin", "SeqId", "TargetIdentity", "TokenId"]
 
 TokenId: TypeAlias = int
 SeqId: TypeAlias = int
