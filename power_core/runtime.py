@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from power_core.capabilities import AUTO, OFF, Registration
 from power_core.config import PowerConfig, load_config
 from power_core.drafter import Drafter
-from power_core.errors import ArtifactError, CapabilityError, ConfigError, RequestError
+from power_core.errors import ArtifactError, CapabilityError, ConfigError, PluginError, PowerError, RequestError
 from power_core.evidence import build_receipt
 from power_core.hookspecs import ModelSource
 from power_core.models import added_models
@@ -47,6 +47,7 @@ class Runtime:
     def __init__(self, config: PowerConfig | None = None, plugins: PluginSet | None = None) -> None:
         self.config = load_config() if config is None else config
         self.plugins = load_plugins() if plugins is None else plugins
+        self.config.check_plugins(self.plugins)
         self.registry = self.plugins.registry
         self._engines: list[Engine] = []
 
@@ -81,7 +82,8 @@ class Runtime:
             PowerError: With what is missing, damaged or contradictory.
         """
         config = self.config
-        strategy = self._strategy(config.spec_mode if spec is None else spec)
+        wanted = config.spec_mode if spec is None else spec
+        strategy = self._strategy(wanted)
         limit = config.spec_draft_max if draft_max is None else draft_max
         slots = config.parallel if parallel is None else parallel
         if limit < 0 or slots < 1:
@@ -99,7 +101,7 @@ class Runtime:
         )
         loaded = self._backend(path).load(path)
         try:
-            engine = Engine(self, name, loaded, options, strategy=strategy, draft_max=limit)
+            engine = Engine(self, name, loaded, options, strategy=strategy, draft_max=limit, is_auto=wanted == AUTO)
         except BaseException:
             loaded.close()
             raise
@@ -115,7 +117,7 @@ class Runtime:
             ConfigError: Its section of power.toml does not fit.
         """
         item = self.registry.strategy(name)
-        drafter: Drafter = item.value(self.config.plugin(item))
+        drafter: Drafter = self._made(item)
         return item, drafter
 
     def close(self) -> None:
@@ -128,6 +130,21 @@ class Runtime:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    def _made(self, item: Registration[Callable[[Any], Any]]) -> Any:
+        """What a plugin's factory returns for its section of the configuration."""
+        config = self.config.plugin(item)
+        try:
+            return item.value(config)
+        except PowerError:
+            raise
+        except Exception as exc:  # plugin code may raise anything
+            raise PluginError(
+                f"making {item.name!r} raised {type(exc).__name__}: {exc}",
+                who=item.owner,
+                plugin=item.plugin,
+                fix="report it to the plugin's author",
+            ) from exc
 
     def _strategy(self, name: str) -> str:
         if name == AUTO:
@@ -170,7 +187,7 @@ class Runtime:
             found = "a directory" if path.is_dir() else "no such file"
             raise ArtifactError(found, who="open", where=str(path), expected="a model file", fix="check the path")
         for item in self.registry.targets:
-            backend: TargetBackend = item.value(self.config.plugin(item))
+            backend: TargetBackend = self._made(item)
             if backend.claims(path):
                 return backend
         names = ", ".join(self.registry.targets.names()) or "none installed"
@@ -198,12 +215,19 @@ class Engine:
     """
 
     def __init__(
-        self, runtime: Runtime, name: str, model: TargetModel, options: SessionOptions, *, strategy: str, draft_max: int
+        self,
+        runtime: Runtime,
+        name: str,
+        model: TargetModel,
+        options: SessionOptions,
+        *,
+        strategy: str,
+        draft_max: int,
+        is_auto: bool = False,
     ) -> None:
         self._runtime = runtime
         self.name = name
         self.model = model
-        self.strategy = strategy
         self.draft_max = draft_max
         self._owners: dict[str, str] = {}
         self._lock = threading.Lock()  # held by the thread that steps
@@ -211,18 +235,20 @@ class Engine:
         self._unclaimed: list[Event] = []  # of requests that were given to submit()
         self._closed = False
         self.session = model.open_session(options)
+        # `auto` never picks what is not lossless.
+        self.strategy = OFF if is_auto and not self._is_promised else strategy
         try:
-            self._check_level(strategy)
+            self._check_level(self.strategy)
             self.loop = StepLoop(
                 self.session,
                 model.tokenizer,
                 open_strategy=self._open_strategy,
-                default_strategy=strategy,
+                default_strategy=self.strategy,
                 draft_max=draft_max,
                 receipt=self._receipt,
             )
-            if strategy != OFF:
-                self.loop.drafts.get(strategy)
+            if self.strategy != OFF:
+                self.loop.drafts.get(self.strategy)
         except BaseException:
             self.session.shutdown()
             raise
@@ -231,6 +257,11 @@ class Engine:
     def profile(self) -> ShapeProfile:
         """What the session measured about itself."""
         return self.session.profile
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model file says how a conversation is written."""
+        return self.model.tokenizer.has_chat_template
 
     # -- prompts ----------------------------------------------------------------------------------
 
@@ -360,9 +391,12 @@ class Engine:
 
     # -- strategies and receipts ------------------------------------------------------------------
 
+    @property
+    def _is_promised(self) -> bool:
+        return self.profile.level is not ExactnessLevel.UNVERIFIED or self._runtime.config.allow_unverified
+
     def _check_level(self, strategy: str) -> None:
-        config = self._runtime.config
-        if strategy != OFF and self.profile.level is ExactnessLevel.UNVERIFIED and not config.allow_unverified:
+        if strategy != OFF and not self._is_promised:
             raise CapabilityError(
                 f"strategy {strategy!r} cannot be promised to be lossless on this target",
                 who=f"engine {self.name!r}",

@@ -188,6 +188,8 @@ class Tokenizer(Protocol):
         eos_id: The end-of-sequence id constrained decoding emits, or None.
         end_ids: Every end-of-generation id of the file.
         special_ids: Control ids; they render as no text.
+        has_chat_template: Whether `encode_chat` can work.
+        has_chat_template: Whether `encode_chat` can work.
     """
 
     # Read-only members: see `TargetSession`.

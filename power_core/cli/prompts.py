@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from power_core.errors import RequestError
 from power_core.types import TokenId
 
 if TYPE_CHECKING:
@@ -43,16 +42,12 @@ def encode_prompt(engine: Engine, text: str, *, chat: bool | None, system: str |
     """Ids of *text*: as the user's turn of a chat where *chat* (None: where there is a template), else as it is."""
     from power_core.target import ChatMessage
 
+    if chat is False or (chat is None and system is None and not engine.has_chat_template):
+        if system is not None:
+            raise click.UsageError("--system needs a chat; this prompt is raw")
+        return engine.encode(text)
     turns = [] if system is None else [ChatMessage("system", system)]
-    try:
-        if chat is not False:
-            return engine.encode_chat([*turns, ChatMessage("user", text)])
-    except RequestError:
-        if chat or system is not None:  # a chat was asked for: the reason it cannot be had is the answer
-            raise
-    if system is not None:
-        raise click.UsageError("--system needs a chat; this prompt is raw")
-    return engine.encode(text)
+    return engine.encode_chat([*turns, ChatMessage("user", text)])
 
 
 def _decoded(data: bytes, source: str) -> str:

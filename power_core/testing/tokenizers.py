@@ -76,6 +76,7 @@ class ScriptedTokenizer:
         self.eos_id = eos_id
         self.roles = dict(roles or {})
         self.turn_end = turn_end
+        self.has_chat_template = bool(roles) and turn_end is not None
         self.faults = faults or Faults()
         self._text_ids = {piece: i for i, piece in reversed(list(enumerate(pieces))) if i not in self.special_ids}
         self._special = {self.pieces[i]: i for i in self.special_ids}

@@ -52,6 +52,7 @@ class LlamaCppTokenizer:
         self._pieces: dict[TokenId, bytes] = {}
         self._room = 32  # bytes a piece may have before the buffer must grow
         self._template_source = template
+        self.has_chat_template = template is not None
         # Whether the file wants BOS is asked of the library itself: some vocabulary kinds ignore the flag.
         self._opening = self._tokenize(b"", add_special=True, parse_special=False)[:1]
         if self._opening != [self.bos_id]:
