@@ -204,6 +204,9 @@ class Tokenizer(Protocol):
     @property
     def special_ids(self) -> frozenset[TokenId]: ...
 
+    @property
+    def has_chat_template(self) -> bool: ...
+
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[TokenId]:
         """Ids of *text*; BOS is added where the file asks for it and *add_special*."""
 
