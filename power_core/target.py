@@ -189,7 +189,6 @@ class Tokenizer(Protocol):
         end_ids: Every end-of-generation id of the file.
         special_ids: Control ids; they render as no text.
         has_chat_template: Whether `encode_chat` can work.
-        has_chat_template: Whether `encode_chat` can work.
     """
 
     # Read-only members: see `TargetSession`.
@@ -203,7 +202,6 @@ class Tokenizer(Protocol):
     def end_ids(self) -> frozenset[TokenId]: ...
     @property
     def special_ids(self) -> frozenset[TokenId]: ...
-
     @property
     def has_chat_template(self) -> bool: ...
 
