@@ -110,10 +110,9 @@ def check_chat_markers(subject: TargetSubject) -> None:
     Special ids of a chat come from its template only, because a message that spells a marker must not open a turn.
     """
     tokenizer = subject.model.tokenizer
-    try:
-        expected = _count_specials(tokenizer, "hello")
-    except RequestError as exc:
-        refuse(f"no chat: {exc}")
+    if not tokenizer.has_chat_template:
+        refuse("the model has no chat template")
+    expected = _count_specials(tokenizer, "hello")
     for special in _specials(tokenizer):
         name = tokenizer.token_name(special)
         try:
@@ -122,6 +121,20 @@ def check_chat_markers(subject: TargetSubject) -> None:
             continue
         if count != expected:
             fail(f"a message with {name!r} has {count} special ids, one without {expected}", f"{expected}")
+
+
+@rule("T-CHAT-02", look="Tokenizer.has_chat_template in power_core/target.py")
+def check_chat_template(subject: TargetSubject) -> None:
+    """`has_chat_template` says whether `encode_chat` works, because the command line chats by default where it can."""
+    tokenizer = subject.model.tokenizer
+    try:
+        _count_specials(tokenizer, "hello")
+    except RequestError as exc:
+        if tokenizer.has_chat_template:
+            fail(f"has a chat template and refuses a user's turn: {exc}", "ids, or has_chat_template = False")
+    else:
+        if not tokenizer.has_chat_template:
+            fail("encodes a chat without a chat template", "a RequestError, or has_chat_template = True")
 
 
 def _count_specials(tokenizer: Tokenizer, content: str) -> int:

@@ -287,9 +287,9 @@ class StopIsSticky(ScriptedSession):
     def open(self, seq: int) -> None:
         super().open(seq)
         self._opens += 1
-        if self._opens == 9 and self.max_sequences == 3 and all(len(f.chains) == 1 for f in self.history):
-            if any(len(f.chains[0].tokens) == 8 for f in self.history) and len(self._sequences) == 1:
-                self._sequences[seq].states = [self._numerics.extend(self._numerics.start, 1, drifts=False)]
+        alone = len(self._sequences) == 1 and all(len(record.chains) == 1 for record in self.history)
+        if self._opens == 9 and alone and any(record.rows == 8 for record in self.history):
+            self._sequences[seq].states = [self._numerics.extend(self._numerics.start, 1, drifts=False)]
 
 
 @breaks("T-PARITY-03")
@@ -372,6 +372,15 @@ class EosIsNoEnd(Tokenizer):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.end_ids = frozenset({0})
+
+
+@breaks("T-CHAT-02")
+class HidesItsTemplate(Tokenizer):
+    """Has a template and says it has none."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.has_chat_template = False
 
 
 @breaks("T-CHAT-01")
