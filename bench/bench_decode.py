@@ -12,13 +12,13 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))  # prompts and the raw loop of the parity suite
 
 from parity.prompts import PROMPTS
-from parity.reference import RawLoop
-
+from parity.reference import raw_loop
 from power_core.config import PowerConfig
 from power_core.runtime import Engine, Runtime
 
@@ -38,10 +38,9 @@ def main() -> None:
     options = parser.parse_args()
     with Runtime(PowerConfig()) as runtime:
         engine = runtime.open(options.model, spec="off", draft_max=15, context_size=2048)
-        facts = engine.model.facts()
         print(f"model {engine.name}, level {engine.profile.level.value}, {TOKENS} tokens, {options.rounds} rounds")
         print_costs(engine)
-        print_off_against_raw(engine, facts, options.rounds)
+        print_off_against_raw(engine, options.rounds)
         print_loop_share(engine)
         print_strategies(engine, runtime, "copy", COPY, options.rounds, widths=(4, 8, 15))
         print_strategies(engine, runtime, "prose", PROSE, options.rounds, widths=(4,))
@@ -60,12 +59,9 @@ def print_costs(engine: Engine) -> None:
     print("upper limit of speed / off:", ", ".join(f"{n} rows: {n / cost:.2f}" for n, cost in curve.items() if cost))
 
 
-def print_off_against_raw(engine: Engine, facts: dict, rounds: int) -> None:
+def print_off_against_raw(engine: Engine, rounds: int) -> None:
     """Tokens per second of plain decoding over those of a bare loop on llama-cpp-python (wanted: >= 0.95)."""
-    raw = RawLoop(
-        facts["path"], extra_buffers=facts["extra_buffers"], flash_attention=facts["flash_attention"],
-        threads=facts["threads"],
-    )  # fmt: skip
+    raw = raw_loop(engine)
     ids = engine.encode(PROSE["prose-science"])
     ratios = []
     for _ in range(rounds):
@@ -79,7 +75,8 @@ def print_loop_share(engine: Engine) -> None:
     """Time of a step outside the target's forward over the forward (wanted: <= 0.03)."""
     for strategy in ("off", "suffix"):
         engine.loop.forward_seconds = 0.0
-        total = seconds(lambda: engine.complete(PROSE["prose-history"], spec=strategy, draft_max=4, max_tokens=TOKENS))
+        request = engine.request(PROSE["prose-history"], spec=strategy, draft_max=4, max_tokens=TOKENS)
+        total = seconds(partial(engine.complete, request))
         inside = engine.loop.forward_seconds
         print(f"Python time / forward time, {strategy}: {(total - inside) / inside:.4f}")
 

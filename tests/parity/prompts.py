@@ -20,7 +20,9 @@ def _p(name: str, text: str, *, chat: bool = False) -> ParityPrompt:
     return ParityPrompt(name, text, chat)
 
 
-_ITEMS = "\n".join(f"item {i}: {word}, quantity {i * 3}" for i, word in enumerate(["bolt", "nut", "gear", "cam", "rod"], 1))
+_ITEMS = "\n".join(
+    f"item {i}: {word}, quantity {i * 3}" for i, word in enumerate(["bolt", "nut", "gear", "cam", "rod"], 1)
+)
 _LOG = "\n".join(f"2024-03-0{i} 12:0{i}:00 INFO worker-{i % 3} finished job {100 + i} in {i}.5 s" for i in range(1, 9))
 
 PROMPTS = (

@@ -13,7 +13,10 @@ from pathlib import Path
 import numpy as np
 from llama_cpp import llama_cpp as native
 
-__all__ = ["RawLoop"]
+from power_core.runtime import Engine
+from power_core.shapes import ExactnessLevel
+
+__all__ = ["RawLoop", "raw_loop"]
 
 
 class RawLoop:
@@ -70,3 +73,15 @@ class RawLoop:
     def close(self) -> None:
         native.llama_free(self.context)
         native.llama_model_free(self.model)
+
+
+def raw_loop(engine: Engine) -> RawLoop:
+    """A raw loop with the settings that *engine* measured to be exact."""
+    facts = engine.profile.evidence
+    return RawLoop(
+        engine.model.path,  # type: ignore[attr-defined] # a llama.cpp model
+        extra_buffers=facts["settings"]["extra_buffers"],
+        flash_attention=facts["settings"]["flash_attention"],
+        threads=facts["threads"],
+        pad=engine.profile.level is ExactnessLevel.PADDED,
+    )

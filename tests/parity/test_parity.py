@@ -11,12 +11,11 @@ import pytest
 
 from parity.conftest import MAX_TOKENS, STRATEGIES, WIDTHS
 from parity.prompts import PROMPTS, ParityPrompt
-from parity.reference import RawLoop
+from parity.reference import RawLoop, raw_loop
 from power_core.request import GenerationRequest, Result, SamplingSpec
 from power_core.runtime import Engine
 from power_core.scheduler.drafting import OpenDraft
 from power_core.scheduler.loop import StepLoop
-from power_core.shapes import ExactnessLevel
 from power_core.testing import AdversarialDrafter, LiarDrafter, OracleDrafter, RandomDrafter, ZeroDrafter, recorded
 from power_core.types import FinishReason
 
@@ -27,14 +26,7 @@ GRID = [(strategy, width) for strategy in STRATEGIES for width in WIDTHS]
 
 @pytest.fixture(scope="module")
 def raw(engine: Engine) -> Iterator[RawLoop]:
-    facts = engine.model.facts()
-    loop = RawLoop(
-        facts["path"],
-        extra_buffers=facts["extra_buffers"],
-        flash_attention=facts["flash_attention"],
-        threads=facts["threads"],
-        pad=engine.profile.level is ExactnessLevel.PADDED,
-    )
+    loop = raw_loop(engine)
     yield loop
     loop.close()
 
@@ -66,7 +58,7 @@ def test_off_equals_the_raw_loop(
     assert list(plain[prompt.name].token_ids) == raw.generate(prompt_ids(prompt), MAX_TOKENS)
 
 
-@pytest.mark.parametrize(("index", "prompt"), enumerate(PROMPTS), ids=lambda p: getattr(p, "name", ""))
+@pytest.mark.parametrize(("index", "prompt"), list(enumerate(PROMPTS)), ids=lambda p: getattr(p, "name", ""))
 def test_strategies_equal_off(
     index: int, prompt: ParityPrompt, engine: Engine, plain: dict[str, Result], prompt_ids: PromptIds
 ) -> None:
@@ -177,7 +169,7 @@ VARIANT_PROMPTS = {p.name: p for p in PROMPTS if p.name in ("copy-words", "code-
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-@pytest.mark.parametrize("prompt", VARIANT_PROMPTS.values(), ids=lambda p: p.name)
+@pytest.mark.parametrize("prompt", list(VARIANT_PROMPTS.values()), ids=lambda p: p.name)
 def test_every_kind_of_sampling_equals_off(
     name: str, prompt: ParityPrompt, engine: Engine, prompt_ids: PromptIds
 ) -> None:
