@@ -16,21 +16,24 @@ from collections.abc import Sequence
 
 from power_core.types import TokenId
 
-__all__ = ["COLD", "HOT", "WARM", "AcceptanceTable"]
+__all__ = ["COLD", "CONTEXTS", "HOT", "STREAK", "WARM", "AcceptanceTable"]
 
 # What the last proposal did, the best single predictor of what the next one will do:
 COLD = 0  # its first token was wrong
 WARM = 1  # a later one was, or nothing is known yet
 HOT = 2  # none was
+STREAK = 3  # none was, for long: the text repeats what the drafter knows
+CONTEXTS = 4
 
-FORGET = 0.9  # a cell remembers about 1 / (1 - FORGET) observations
-PRIOR_WEIGHT = 1.5  # observations that the prior counts for
-PRIOR_UNSURE = (0.3, 0.5, 0.7)  # by context, where the drafter says nothing about its own chances
+STREAK_TOKENS = 24  # right in a row
+FORGET = 0.97  # a cell remembers about 1 / (1 - FORGET) observations
+PRIOR_WEIGHT = 1.2  # observations that the prior counts for
+PRIOR_UNSURE = (0.33, 0.75, 0.8, 0.95)  # by context, where the drafter says nothing about its own chances
 CONFIDENCE_EDGES = (0.1, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 0.96)
 _CONFIDENCE_PRIOR = (0.05, 0.17, 0.32, 0.47, 0.62, 0.75, 0.85, 0.93, 0.97)
-# Positions 1, 2, 3, 4-5, 6-8 and 9 on behave alike enough to share a cell.
-_POSITION_CELL = (0, 1, 2, 3, 3, 4, 4, 4, 5)
-_POSITIONS = 6
+# Late positions behave alike enough to share a cell: 9-12, and 13 on.
+_POSITION_CELL = (0, 1, 2, 3, 4, 5, 6, 7, 8, 8, 8, 8, 9)
+_POSITIONS = 10
 _CELLS = _POSITIONS + len(_CONFIDENCE_PRIOR)
 
 
@@ -39,15 +42,16 @@ class AcceptanceTable:
     Estimates of one request.
 
     Attributes:
-        context: `COLD`, `WARM` or `HOT`.
+        context: `COLD`, `WARM`, `HOT` or `STREAK`.
     """
 
-    __slots__ = ("_hits", "_misses", "_priors", "_shadow_cells", "_shadow_ids", "context")
+    __slots__ = ("_hits", "_misses", "_priors", "_right_in_row", "_shadow_cells", "_shadow_ids", "context")
 
     def __init__(self) -> None:
         self.context = WARM
-        self._hits = [0.0] * (3 * _CELLS)
-        self._misses = [0.0] * (3 * _CELLS)
+        self._right_in_row = 0
+        self._hits = [0.0] * (CONTEXTS * _CELLS)
+        self._misses = [0.0] * (CONTEXTS * _CELLS)
         self._priors = [p for unsure in PRIOR_UNSURE for p in (*(unsure,) * _POSITIONS, *_CONFIDENCE_PRIOR)]
         self._shadow_ids: Sequence[TokenId] = ()
         self._shadow_cells: Sequence[int] = ()
@@ -90,10 +94,12 @@ class AcceptanceTable:
         right = self._compare(token_ids, cells, chosen)
         if right == len(chosen) < len(token_ids) and not self._shadow_ids:
             self._shadow_ids, self._shadow_cells = token_ids[right:], cells[right:]
-        if right == 0:
-            self.context = COLD
+        if right == min(len(chosen), len(token_ids)):
+            self._right_in_row += right
+            self.context = STREAK if self._right_in_row >= STREAK_TOKENS else HOT
         else:
-            self.context = HOT if right == min(len(chosen), len(token_ids)) else WARM
+            self._right_in_row = 0
+            self.context = WARM if right else COLD
         return right
 
     def _follow_shadow(self, chosen: Sequence[TokenId]) -> None:

@@ -11,8 +11,9 @@ Two decisions share the formula. `trim` makes it with the proposal in hand. `lim
 costs against what trimmed proposals of that length have lately been worth.
 
 What keeps it from ever costing much is a purse, counted in plain steps: each token pays a little in,
-losses are paid from it, and where it is empty nothing is risked. So a request's total loss stays
-below `allowance` + `budget` * its tokens + one round, whatever the text and however the estimates err.
+losses are paid from it, and the less it holds the less is risked, down to nothing. So what a request can
+lose in all is `allowance`, `budget` for each token, a small debt and one round, whatever the text and
+however the estimates err. Only proposals that were seen to be right, though unchecked, fill it up sooner.
 """
 
 from __future__ import annotations
@@ -30,15 +31,19 @@ __all__ = ["CostAwarePolicy", "hot_widths"]
 
 _LADDER = (1, 2, 3, 4, 5, 7, 10, 15, 23, 31, 47, 63)
 _FEW = 6  # a target that declares no more shapes than this has chosen them; others are thinned
-_PURSE_MOST = 2.0  # earlier gains are not to be gambled away
-_DEBT_MOST = -2.0
+_PURSE_MOST = 6.0  # earlier gains are not to be gambled away
+_DEBT_MOST = -0.5
 _CREDIT = 0.5  # plain steps a sure first token may risk on an empty purse
-_RATE_KEEP = 0.93  # a rate is that of about the last 15 rounds
-_RATE_PRIOR = 4.0
-_WORTH_PRIOR = (0.2, 0.6, 0.9)  # chance of a token by context, until proposals have been seen
-_WORTH_STEP = 0.25
+_FORGONE_DRIFT = 0.4  # plain steps of each round that chance could have brought
+_FORGONE_LEAST = 5.0  # plain steps
+_FORGONE_PART = 0.6
+_RATE_KEEP = 0.965  # a rate is that of about the last 30 rounds
+_RATE_PRIOR = 20.0
+_WORTH_PRIOR = (0.5, 0.6, 0.9, 0.95)  # chance of a token by context, until proposals have been seen
+_WORTH_STEP = 0.13
+_CURIOSITY = 0.45  # of a step's worth is expected of the next one
 _PROBE_EXTRA = 1.5
-_FIRST_WAIT, _LONGEST_WAIT = 2, 32  # tokens between probes; the purse may make it longer
+_FIRST_WAIT, _LONGEST_WAIT = 2, 12  # tokens between probes; the purse may make it longer
 
 
 def hot_widths(draft_max: int, rows: Sequence[int] = ()) -> tuple[int, ...]:
@@ -65,15 +70,15 @@ class CostAwarePolicy:
     Args:
         costs: The session's cost model, or a function that gives a fixed curve.
         rows: Row counts that the target declares, for `hot_widths`.
-        budget: Part of the time that may be spent on finding out, in plain steps a token.
+        budget: Part of the time that may be lost on finding out, in plain steps a token.
         allowance: Plain steps a request may lose before it has earned any.
         free: Asking a drafter is free where it costs less than this part of a plain step.
     """
 
     costs: CostModel | Callable[[], CostCurve]
     rows: tuple[int, ...] = ()
-    budget: float = 0.01
-    allowance: float = 1.0
+    budget: float = 0.0115
+    allowance: float = 0.75
     free: float = 0.008
     name = "cost-aware"
 
@@ -83,6 +88,11 @@ class CostAwarePolicy:
     def curve(self) -> CostCurve:
         """The costs to decide by at present."""
         return self.costs.curve if isinstance(self.costs, CostModel) else self.costs()
+
+    @property
+    def needs_plain_step(self) -> bool:
+        """Whether nobody knows any more what a plain step costs."""
+        return isinstance(self.costs, CostModel) and self.costs.needs_plain_step
 
 
 class CostAwareWidth:
@@ -106,6 +116,8 @@ class CostAwareWidth:
         self._ids: Sequence[TokenId] = ()
         self._cells: Sequence[int] = ()
         self._values: Sequence[float] = ()
+        self._wanted = 0
+        self._forgone = _Forgone()
         # For the receipt.
         self._asks = self._probes = 0
 
@@ -114,7 +126,7 @@ class CostAwareWidth:
     def limit(self, room: int, beside: int = 0) -> int:  # noqa: ARG002 - what is asked for costs the same beside others
         self._curve = self._policy.curve()
         self._ids, self._cells, self._values = (), (), ()
-        self._is_probe = False
+        self._is_probe, self._wanted = False, 0
         self._context = self._table.context
         self._asked = self._ask(room) if room > 0 else 0
         return self._asked
@@ -152,14 +164,16 @@ class CostAwareWidth:
         self._ids = token_ids
         self._cells = self._table.cells(len(token_ids), confidences)
         self._values = values = []
-        if not token_ids:
+        if not token_ids or self._policy.needs_plain_step:
             return 0
         survival = self._table.survival(self._cells)
         step, rate, first = self._curve.step, self._rate.value, survival[0]
         base, expected, done = step(beside + 1), 0.0, 0
         # An unsure first token risks the extra cost of the whole proposal; the purse must be able to bear it.
-        bearable = (max(self._purse, 0.0) + _CREDIT * first) / (1.0 - first + 1e-9)
-        best, best_value = 0, 0.0
+        credit = _CREDIT * first * max(1.0 - min(self._purse, 0.0) / _DEBT_MOST, 0.0)
+        bearable = (max(self._purse, 0.0) + credit) / (1.0 - first + 1e-9)
+        best = wanted = 0
+        best_value = wanted_value = 0.0
         for k in self._ladder:
             if k > len(survival):
                 break
@@ -167,9 +181,12 @@ class CostAwareWidth:
             done = k
             extra = step(beside + 1 + k) - base
             value = expected - rate * extra
-            if value > best_value and extra <= bearable:
-                best, best_value = k, value
+            if value > wanted_value:
+                wanted, wanted_value = k, value
+                if extra <= bearable:
+                    best, best_value = k, value
             values.append(best_value)
+        self._wanted = wanted if wanted > best else 0
         return best
 
     # -- what is learned --------------------------------------------------------------------------
@@ -177,17 +194,19 @@ class CostAwareWidth:
     def feedback(self, outcome: Round) -> None:
         if outcome.replayed:
             return
-        budget, tokens = self._policy.budget, len(outcome.chosen)
+        tokens = len(outcome.chosen)
         right = self._table.learn(self._ids, self._cells, outcome.chosen)
         cost = self._curve.step(1 + outcome.drafted) + self._curve.draft(self._shape.strategy, self._asked)
         self._rate.add(tokens, cost)
         # Plain decoding would have taken one step for each token.
-        purse = self._purse + tokens - cost + budget * tokens
-        self._purse = min(max(purse, _DEBT_MOST), _PURSE_MOST)
+        purse = self._purse + tokens - cost + self._policy.budget * tokens
+        if self._wanted:
+            self._forgone.watch(self._ids[: self._wanted], self._curve.step(1 + self._wanted))
+        self._purse = min(purse + self._forgone.follow(outcome.chosen), _PURSE_MOST)
         self._since_probe += tokens
         if self._asked:
             self._asks += 1
-            self._worth.add(self._context, self._asked, self._values)
+            self._worth.add(self._context, self._asked, self._values, was_right=0 < len(self._ids) == right)
         if self._is_probe:
             self._probes += 1
             self._since_probe = 0
@@ -220,6 +239,47 @@ class _Rate:
         self.value = max(self._tokens / self._cost, 1.0)
 
 
+class _Forgone:
+    """
+    What proposals would have earned that an empty purse kept from being checked.
+
+    The target goes on to choose the same tokens, so it can be seen. A purse that holds up what would
+    clearly have paid is filled up again; the sum starts anew at each loss that outweighs it (CUSUM).
+    """
+
+    __slots__ = ("_cost", "_ids", "_right", "_sum")
+
+    def __init__(self) -> None:
+        self._ids: Sequence[TokenId] = ()
+        self._right = 0
+        self._cost = self._sum = 0.0
+
+    def watch(self, token_ids: Sequence[TokenId], cost: float) -> None:
+        """A proposal that checking would have cost *cost*; one at a time is enough."""
+        if not self._ids:
+            self._ids, self._cost, self._right = token_ids, cost, 0
+
+    def follow(self, chosen: Sequence[TokenId]) -> float:
+        """The target chose *chosen*; returns what the purse gets."""
+        ids = self._ids
+        if not ids:
+            return 0.0
+        for actual in chosen:
+            if ids[self._right] != actual:
+                break
+            self._right += 1
+            if self._right == len(ids):
+                break
+        else:
+            return 0.0  # right so far
+        self._ids = ()
+        self._sum = max(self._sum + self._right + 1 - self._cost - _FORGONE_DRIFT, 0.0)
+        if self._sum < _FORGONE_LEAST:
+            return 0.0
+        earned, self._sum = self._sum * _FORGONE_PART, 0.0
+        return earned
+
+
 class _Worth:
     """What proposals of each length have lately been worth once trimmed, by what the one before did."""
 
@@ -238,18 +298,24 @@ class _Worth:
                 best, best_value = k, value
         return best
 
-    def add(self, context: int, asked: int, seen: Sequence[float]) -> None:
-        """A proposal was asked for *asked* tokens; `seen[i]` is what its first `ladder[i]` were worth."""
+    def add(self, context: int, asked: int, seen: Sequence[float], *, was_right: bool) -> None:
+        """
+        Take up a proposal that was asked for *asked* tokens: `seen[i]` is what its first `ladder[i]` were worth.
+
+        Of longer ones is known what they used to add; where all of this one *was_right*, a little more.
+        """
         values = self._values[context]
-        value = slope = 0.0
+        before = value = slope = 0.0  # of the longest length that was asked for
         for i, k in enumerate(self._ladder):
-            if i < len(seen):
-                slope = seen[i] - value if k <= asked else slope
-                value = seen[i]
-            elif k > asked:
-                # Nobody asked for these. A proposal that was worth using to its end would have gone on.
-                value += slope / 2
-            values[i] += _WORTH_STEP * (value - values[i])
+            old = values[i]
+            if k <= asked:
+                if i < len(seen):
+                    slope, value = seen[i] - value, seen[i]
+                before = old
+                values[i] += _WORTH_STEP * (value - old)
+            else:
+                longer = value + old - before + (_CURIOSITY * slope if was_right else 0.0)
+                values[i] += _WORTH_STEP * (longer - old)
 
 
 def _expected_worth(ladder: Sequence[int], curve: CostCurve, chance: float) -> list[float]:

@@ -18,13 +18,15 @@ from attrs import frozen
 from power_core.shapes import WidthClass
 from power_core.types import JSON
 
-__all__ = ["CostCurve", "CostModel", "fixed_curve"]
+__all__ = ["CostCurve", "CostModel", "fixed_curve", "interpolate"]
 
 WINDOW = 15  # timings a median is taken over
 PRIOR_TIMINGS = 3  # the target's own measurement counts for so many of them
 OUTLIER = 3.0  # a timing this far from its median is dropped ...
 OUTLIERS_IN_ROW = 5  # ... unless so many follow each other: then the machine has changed
 REFRESH = 16  # forwards between two curves: decisions are made against a curve that holds still
+PLAIN_TIMINGS = 3  # of single-row steps, before the cost of others means anything ...
+PLAIN_STALE = 100  # ... and again after so many forwards without one
 ROW_COST = 0.3  # of a single-row step, for targets that measured nothing: what CPUs take
 
 
@@ -66,7 +68,7 @@ class CostCurve:
         """The curve as a receipt or a cost-curve file has it."""
         return {
             "rows": {str(n): round(cost, 4) for n, cost in enumerate(self.steps) if n},
-            "drafts": {name: [round(cost, 5) for cost in costs] for name, costs in self.drafts.items()},
+            "drafts": {name: [round(cost, 5) for cost in costs[1:]] for name, costs in self.drafts.items()},
         }
 
 
@@ -112,28 +114,37 @@ class CostModel:
         self._priors = {width: _prior(shape, width) / first for width in self._widths}
         self._measured: dict[int, _Window] = {}
         self._drafts: dict[str, dict[int, _Window]] = {}
-        self._speed: deque[float] = deque(maxlen=WINDOW)  # seconds of a single-row step, as recent steps imply it
+        self._plain: deque[float] = deque(maxlen=WINDOW // 2)  # seconds of the last single-row steps
         self._forwards = 0
+        self._plain_steps = 0
+        self._last_plain = 0
         self._stale = True
         self._curve = CostCurve(-1, (), 0.0, {})
 
     @property
     def single_row_s(self) -> float | None:
         """Seconds that a step of one row takes at present; None before the first timing."""
-        return sorted(self._speed)[len(self._speed) // 2] if self._speed else None
+        return sorted(self._plain)[len(self._plain) // 2] if self._plain else None
+
+    @property
+    def needs_plain_step(self) -> bool:
+        """
+        Whether a single-row step should be timed: where only wide ones are, their cost has nothing to be compared with.
+        """
+        return self._plain_steps < PLAIN_TIMINGS or self._forwards - self._last_plain > PLAIN_STALE
 
     def observe_forward(self, width: int, seconds: float) -> None:
         """A decode forward that computed *width* rows (pad rows included) took *seconds*."""
-        window = self._measured.get(width)
-        if window is None:
-            if width not in self._priors:
-                return  # a mixed step wider than the decode class says nothing about it
-            window = self._measured[width] = _Window(self._priors[width])
-        self._speed.append(seconds / window.median)
-        speed = self.single_row_s
-        if speed:
-            window.add(seconds / speed)
+        if width not in self._priors:
+            return  # a mixed step wider than the decode class says nothing about it
         self._forwards += 1
+        if width == self._widths[0]:
+            self._plain.append(seconds)
+            self._plain_steps += 1
+            self._last_plain = self._forwards
+        elif self._plain:  # compared with single rows timed lately: the machine's speed drifts
+            window = self._measured.setdefault(width, _Window(self._priors[width]))
+            window.add(seconds / sorted(self._plain)[len(self._plain) // 2])
         if self._forwards % REFRESH == 0 or self._forwards == REFRESH // 4:
             self._stale = True
 
@@ -158,27 +169,27 @@ class CostModel:
         return self._curve
 
     def _tabulate(self) -> CostCurve:
-        corrected = self._corrected()
-        unit = corrected[0]
         steps = [0.0]
-        for width, cost in zip(self._widths, corrected, strict=True):
-            steps += [cost / unit] * (width + 1 - len(steps))
+        for width, cost in zip(self._widths, self._corrected(), strict=True):
+            steps += [cost] * (width + 1 - len(steps))
         last, before = steps[-1], steps[max(len(steps) // 2, 1)]
         row = (last - before) / max(len(steps) - 1 - len(steps) // 2, 1)
-        drafts = {name: self._draft_table(windows, unit) for name, windows in self._drafts.items()}
+        drafts = {name: self._draft_table(windows) for name, windows in self._drafts.items()}
         return CostCurve(self._curve.version + 1, tuple(steps), max(row, 0.0), drafts)
 
     def _corrected(self) -> list[float]:
         """Priors of all widths, each scaled by what the nearest measured widths turned out to cost."""
         points = sorted((math.log(w), window.median / self._priors[w]) for w, window in self._measured.items())
-        return [self._priors[w] * _interpolate(points, math.log(w), default=1.0) for w in self._widths]
+        if points:
+            points.insert(0, (math.log(self._widths[0]), 1.0))
+        return [self._priors[w] * interpolate(points, math.log(w), default=1.0) for w in self._widths]
 
-    def _draft_table(self, windows: Mapping[int, _Window], unit: float) -> tuple[float, ...]:
-        points = sorted((float(tokens), window.median / unit) for tokens, window in windows.items())
+    def _draft_table(self, windows: Mapping[int, _Window]) -> tuple[float, ...]:
+        points = sorted((float(tokens), window.median) for tokens, window in windows.items())
         if len(points) == 1:  # half of a draft's cost is taken to be its fixed part until a second length is timed
             tokens, cost = points[0]
             points = [(0.0, cost / 2), (tokens, cost)]
-        return (0.0, *(_interpolate(points, float(k), default=0.0) for k in range(1, self._draft_max + 1)))
+        return (0.0, *(interpolate(points, float(k), default=0.0) for k in range(1, self._draft_max + 1)))
 
 
 def _prior(shape: WidthClass, width: int) -> float:
@@ -186,7 +197,7 @@ def _prior(shape: WidthClass, width: int) -> float:
     return cost if cost is not None and cost > 0 else 1 + ROW_COST * (width - shape.widths[0])
 
 
-def _interpolate(points: Sequence[tuple[float, float]], x: float, *, default: float) -> float:
+def interpolate(points: Sequence[tuple[float, float]], x: float, *, default: float) -> float:
     """The line through *points*, ascending in x; flat beyond both ends."""
     if not points:
         return default

@@ -13,8 +13,6 @@ class, and leaves enough prompt rows to evaluate for the last chunk to stay in t
 
 from __future__ import annotations
 
-import hashlib
-import json
 import threading
 import time
 from collections import OrderedDict
@@ -23,143 +21,15 @@ from types import TracebackType
 from typing import Protocol
 
 import structlog
-from attrs import define, field, frozen
+from attrs import define
 
-from power_core.shapes import ShapeProfile
+from power_core.scheduler.cache_disk import DiskEntry, DiskTier, PartShape
+from power_core.scheduler.prefix import PrefixStore, ReuseRule, Snapshot, common_prefix
 from power_core.types import SeqId, TokenId
 
-__all__ = ["CacheCounters", "Hit", "PrefixStore", "PromptCache", "ReuseRule", "Snapshot", "cache_key", "common_prefix"]
+__all__ = ["CacheCounters", "Hit", "PromptCache"]
 
 log = structlog.get_logger("power.prompt_cache")
-
-
-@frozen
-class Snapshot:
-    """
-    One part of a request's state after some tokens.
-
-    Args:
-        payload: Whatever its store needs to load it again; never looked into.
-        nbytes: What it takes.
-        length: Tokens it covers.
-        can_cut: Whether its store can load it for fewer tokens. Recurrent and sliding-window state can
-            not: it is of use only where the prompt holds all the tokens it covers.
-    """
-
-    payload: object = field(repr=False)
-    nbytes: int
-    length: int
-    can_cut: bool
-
-
-class PrefixStore(Protocol):
-    """What a backend or a drafter provides so that its state can be cached. Called from the thread that steps."""
-
-    def save(self, seq: SeqId) -> Snapshot | None:
-        """The state of *seq* as it is now, or None where no exact copy can be made."""
-
-    def load(self, seq: SeqId, snapshot: Snapshot, length: int) -> None:
-        """
-        Give *seq*, which is open and empty, the state after the first *length* tokens.
-
-        Raises:
-            BackendError: It cannot; *seq* is empty as before.
-        """
-
-    def free(self, snapshot: Snapshot) -> None:
-        """The snapshot will not be used again."""
-
-    def to_bytes(self, snapshot: Snapshot) -> bytes | None:
-        """The snapshot for the disk, or None where it cannot leave the process."""
-
-    def from_bytes(self, data: bytes) -> Snapshot:
-        """
-        A snapshot that `to_bytes` wrote, perhaps in an earlier process.
-
-        Raises:
-            BackendError: The bytes are none of this store's.
-        """
-
-
-def cache_key(
-    prompt_cache_key: str,
-    *,
-    identity: str,
-    endpoint: str,
-    model_digest: str,
-    settings_digest: str,
-    adapters: Sequence[str] = (),
-) -> str:
-    """
-    The digest that entries are filed under.
-
-    Args:
-        prompt_cache_key: The caller's.
-        identity: Who asks, as authenticated.
-        endpoint: Where.
-        model_digest: SHA-256 of the model file.
-        settings_digest: Of everything else that decides the numbers: shapes, KV types, context size.
-        adapters: Digests and scales of adapters in use, in order.
-
-    >>> cache_key("a", identity="b", endpoint="", model_digest="", settings_digest="") != cache_key(
-    ...     "ab", identity="", endpoint="", model_digest="", settings_digest=""
-    ... )
-    True
-    """
-    parts = [prompt_cache_key, identity, endpoint, model_digest, settings_digest, list(adapters)]
-    return hashlib.sha256(json.dumps(parts, ensure_ascii=True, separators=(",", ":")).encode()).hexdigest()
-
-
-def common_prefix(a: Sequence[TokenId], b: Sequence[TokenId]) -> int:
-    """
-    How many tokens *a* and *b* begin with in common; slices are compared, not tokens.
-
-    >>> common_prefix((1, 2, 3), (1, 2, 4, 5))
-    2
-    """
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-@frozen
-class ReuseRule:
-    """
-    How much of a matching prefix may be reused so that a hit equals a miss bit for bit.
-
-    Args:
-        least_rows: Prompt rows that must be left to evaluate: the narrowest chunk of the prefill class.
-        is_mixable: Whether generated rows are computed in the same class as prompt rows.
-    """
-
-    least_rows: int = 1
-    is_mixable: bool = True
-
-    @classmethod
-    def of(cls, profile: ShapeProfile) -> ReuseRule:
-        """The rule for a session's measured profile."""
-        return cls(profile.prefill.widths[0], profile.mixable)
-
-    def most(self, prompt: int, matched: int, prefilled: int) -> int:
-        """
-        Tokens that may be reused.
-
-        Args:
-            prompt: Tokens of the new prompt.
-            matched: Those it has in common with the entry.
-            prefilled: Tokens of the entry that were evaluated as prompt rows.
-
-        >>> ReuseRule(least_rows=8, is_mixable=False).most(100, matched=90, prefilled=60)
-        60
-        """
-        if not self.is_mixable:
-            matched = min(matched, prefilled)
-        return max(min(matched, prompt - self.least_rows), 0)
 
 
 @define
@@ -243,6 +113,7 @@ class PromptCache:
         max_bytes: Most bytes of all entries.
         max_entries: Most entries.
         ttl: Seconds after its last use that an entry is dropped; None keeps it.
+        disk: Where entries are kept beyond memory and process; written when they are stored.
         clock: Monotonic seconds.
     """
 
@@ -253,12 +124,14 @@ class PromptCache:
         max_bytes: int,
         max_entries: int = 64,
         ttl: float | None = None,
+        disk: DiskTier | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.stores = dict(stores)
         self.max_bytes = max_bytes
         self.max_entries = max_entries
         self.ttl = ttl
+        self.disk = disk
         self.counters = CacheCounters()
         self._clock = clock
         self._lock = threading.RLock()
@@ -290,6 +163,8 @@ class PromptCache:
         with self._lock:
             self._expire()
             best, length = self._best(key, wanted, rule, needs)
+            if self.disk is not None and self._fetch(self.disk, key, wanted, rule, needs, length):
+                best, length = self._best(key, wanted, rule, needs)
             self.counters.requests += 1
             self.counters.evaluated_tokens += len(wanted) - length
             if best is None:
@@ -297,9 +172,8 @@ class PromptCache:
                 return None
             self.counters.hits += 1
             self.counters.reused_tokens += length
-            best.used = self._clock()
+            self._touch(best)
             best.pins += 1
-            self._entries.move_to_end((key, best.tokens))
             return Hit(self, best, length)
 
     def _best(
@@ -308,7 +182,7 @@ class PromptCache:
         best, length = None, 0
         for entry in self._entries.values():
             if entry.key == key and all(part in entry.parts for part in needs):
-                usable = _usable(entry, prompt, rule, needs)
+                usable = _usable(entry, entry.parts, prompt, rule, needs)
                 if usable > length:
                     best, length = entry, usable
         return best, length
@@ -328,18 +202,19 @@ class PromptCache:
         with self._lock:
             self._expire()
             known = self._entries.get(place)
-            covers = known is not None and parts.keys() <= known.parts.keys() and known.prefilled >= prefilled
+            covers = known is not None and parts.keys() <= known.parts.keys() and prefilled <= known.prefilled
+            if covers and known is not None:
+                self._touch(known)
             if entry.nbytes > self.max_bytes or covers:
                 self.counters.refused += 1
                 self._free(entry)
                 return False
             if known is not None:
                 self._drop(known)
-            self._entries[place] = entry
-            self._bytes += entry.nbytes
             self.counters.stored += 1
-            self._evict(keep=entry)
-            return place in self._entries
+            if self.disk is not None:
+                self._write(self.disk, entry)
+            return self._insert(entry)
 
     def clear(self) -> None:
         """Drop everything that no hit holds, and what hits hold as soon as they release it."""
@@ -355,8 +230,72 @@ class PromptCache:
             log.warning("a cached prefix could not be loaded", tokens=len(entry.tokens))
             if self._entries.get((entry.key, entry.tokens)) is entry:
                 self._drop(entry)
+            if self.disk is not None:
+                self.disk.drop(entry.key, entry.tokens)
 
     # -- under the lock ---------------------------------------------------------------------------
+
+    def _touch(self, entry: _Entry) -> None:
+        entry.used = self._clock()
+        self._entries.move_to_end((entry.key, entry.tokens))
+
+    def _insert(self, entry: _Entry) -> bool:
+        self._entries[entry.key, entry.tokens] = entry
+        self._bytes += entry.nbytes
+        self._evict(keep=entry)
+        return (entry.key, entry.tokens) in self._entries
+
+    def _write(self, disk: DiskTier, entry: _Entry) -> None:
+        parts = {}
+        for name, part in entry.parts.items():
+            data = self.stores[name].to_bytes(part)
+            if data is None:
+                return
+            parts[name] = PartShape(part.length, part.can_cut, len(data)), data
+        disk.write(entry.key, entry.tokens, entry.prefilled, parts)
+
+    def _fetch(
+        self,
+        disk: DiskTier,
+        key: str,
+        prompt: tuple[TokenId, ...],
+        rule: ReuseRule,
+        needs: Collection[str],
+        length: int,
+    ) -> bool:
+        """Bring into memory the file that saves more than *length* tokens, if there is one that can be read."""
+        files = [
+            (_usable(file, file.parts, prompt, rule, needs), file)
+            for file in disk.entries
+            if file.key == key and all(part in file.parts for part in needs)
+        ]
+        for usable, file in sorted(files, key=lambda item: -item[0]):
+            if usable <= length:
+                return False
+            entry = self._read(disk, file)
+            if entry is not None:
+                known = self._entries.get((key, entry.tokens))
+                if known is not None:
+                    self._drop(known)
+                return self._insert(entry)
+        return False
+
+    def _read(self, disk: DiskTier, file: DiskEntry) -> _Entry | None:
+        data = disk.read(file)
+        parts: dict[str, Snapshot] = {}
+        try:
+            for name, part in (data or {}).items():
+                parts[name] = self.stores[name].from_bytes(part)
+        except Exception as exc:  # noqa: BLE001 - a store may raise anything; a file it refuses is a miss
+            log.warning("a cached prefix could not be read back", error=str(exc))
+            disk.drop(file.key, file.tokens)
+            data = None
+        entry = _Entry(file.key, file.tokens, parts, file.prefilled, self._clock())
+        if data is None or entry.nbytes > self.max_bytes:
+            self.counters.damaged += data is None
+            self._free(entry)
+            return None
+        return entry
 
     def _expire(self) -> None:
         if self.ttl is None:
@@ -401,12 +340,28 @@ class PromptCache:
                 log.warning("a cached part could not be freed", part=name, error=str(exc))
 
 
-def _usable(entry: _Entry, prompt: tuple[TokenId, ...], rule: ReuseRule, needs: Collection[str]) -> int:
-    """Tokens of *prompt* whose state *entry* can give."""
+class _Covers(Protocol):
+    """A part as far as matching needs it."""
+
+    @property
+    def length(self) -> int: ...
+
+    @property
+    def can_cut(self) -> bool: ...
+
+
+def _usable(
+    entry: _Entry | DiskEntry,
+    parts: Mapping[str, _Covers],
+    prompt: tuple[TokenId, ...],
+    rule: ReuseRule,
+    needs: Collection[str],
+) -> int:
+    """Tokens of *prompt* whose state *entry*, in memory or on the disk, can give."""
     length = rule.most(len(prompt), common_prefix(entry.tokens, prompt), entry.prefilled)
-    parts = [entry.parts[name] for name in needs]
-    length = min([length, *(part.length for part in parts if part.can_cut)])
-    whole = {part.length for part in parts if not part.can_cut}
+    needed = [parts[name] for name in needs]
+    length = min([length, *(part.length for part in needed if part.can_cut)])
+    whole = {part.length for part in needed if not part.can_cut}
     if not whole:
         return length
     (only, *others) = whole

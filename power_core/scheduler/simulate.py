@@ -3,20 +3,30 @@ What a width policy would have done: recorded acceptance replayed against a cost
 
 Speeds are relative to plain decoding (`off`), whose every token costs one plain step. The limit is the
 oracle: the lengths that cost least in all, chosen with the whole text known.
+
+A cost curve is a JSON file, costs in any one unit; what lies between two row counts is interpolated:
+
+    {"rows": {"1": 8.3, "2": 15.8, "8": 30.7, "16": 44.8}, "drafts": {"suffix": 0.03, "dspark": [2.1, 2.3, 2.4]}}
+
+A draft's cost is one number, or a list for 1, 2, ... tokens. `CostCurve.to_json` has this form.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
 from attrs import define, field, frozen
 
+from power_core.errors import ConfigError
 from power_core.scheduler.cost_aware import CostAwarePolicy
-from power_core.scheduler.costs import CostCurve
+from power_core.scheduler.costs import CostCurve, fixed_curve, interpolate
 from power_core.scheduler.policy import AdaptivePolicy, DraftShape, FixedPolicy, Round, WidthPolicy
 from power_core.scheduler.traces import Trace
 
-__all__ = ["FIXED_WIDTHS", "Replay", "compare", "oracle_cost", "replay"]
+__all__ = ["FIXED_WIDTHS", "Comparison", "Replay", "compare", "oracle_cost", "read_curve", "replay"]
 
 FIXED_WIDTHS = (1, 2, 3, 4, 6, 8, 12, 15)
 _WRONG = -1  # stands for every token that the target did not choose
@@ -127,3 +137,35 @@ def compare(workload: str, traces: Iterable[Trace], curve: CostCurve, *, rollbac
     speeds["cost-aware"] = speed(lambda: CostAwarePolicy(lambda: curve))
     oracle = tokens / sum(oracle_cost(trace, curve) for trace in traces) if tokens else 1.0
     return Comparison(workload, tokens, speeds, (best, fixed[best]), oracle)
+
+
+def read_curve(file: Path) -> CostCurve:
+    """
+    The cost curve in *file*.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    try:
+        return _curve(json.loads(file.read_text(encoding="utf-8")))
+    except OSError as exc:
+        raise ConfigError(f"cannot be read: {exc.strerror}", who="cost curve", where=str(file)) from exc
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise ConfigError(
+            f"no cost curve: {type(exc).__name__}: {exc}", who="cost curve", where=str(file),
+            expected='{"rows": {"1": COST, ...}, "drafts": {STRATEGY: COST or [COST, ...]}}, costs above 0',
+        ) from exc  # fmt: skip
+
+
+def _curve(table: dict[str, Any]) -> CostCurve:
+    points = sorted((float(rows), float(cost)) for rows, cost in table["rows"].items())
+    if not points or points[0][0] != 1 or min(cost for _, cost in points) <= 0:
+        raise ValueError("rows must begin with 1 and cost more than 0")
+    steps = [interpolate(points, float(n), default=0.0) for n in range(1, int(points[-1][0]) + 1)]
+    drafts = {
+        str(name): [float(cost) for cost in (costs if isinstance(costs, list) else [costs])]
+        for name, costs in table.get("drafts", {}).items()
+    }
+    if any(not costs or min(costs) < 0 for costs in drafts.values()):
+        raise ValueError("a draft costs 0 or more")
+    return fixed_curve(steps, drafts)
