@@ -107,6 +107,7 @@ class CostAwareWidth:
         self._worth = _Worth(self._ladder, self._curve)
         self._rate = _Rate()
         self._purse = policy.allowance
+        self.chances: Sequence[float] = ()
         self._since_probe = 0  # tokens
         self._probe_wait = _FIRST_WAIT
         # Of the round in progress; taken up by `feedback` only.
@@ -164,9 +165,9 @@ class CostAwareWidth:
         self._ids = token_ids
         self._cells = self._table.cells(len(token_ids), confidences)
         self._values = values = []
+        self.chances = survival = self._table.survival(self._cells)
         if not token_ids or self._policy.needs_plain_step:
             return 0
-        survival = self._table.survival(self._cells)
         step, rate, first = self._curve.step, self._rate.value, survival[0]
         base, expected, done = step(beside + 1), 0.0, 0
         # An unsure first token risks the extra cost of the whole proposal; the purse must be able to bear it.

@@ -122,6 +122,11 @@ class CostModel:
         self._curve = CostCurve(-1, (), 0.0, {})
 
     @property
+    def widths(self) -> tuple[int, ...]:
+        """Row counts that the target computes without padding."""
+        return self._widths
+
+    @property
     def single_row_s(self) -> float | None:
         """Seconds that a step of one row takes at present; None before the first timing."""
         return sorted(self._plain)[len(self._plain) // 2] if self._plain else None

@@ -65,7 +65,15 @@ class Round:
 
 
 class RequestWidth(Protocol):
-    """A policy's state of one request."""
+    """
+    A policy's state of one request.
+
+    Attributes:
+        chances: For the proposal that was trimmed last, the estimated chance that its first i+1 tokens
+            are accepted, i = 0, 1, ...; empty where the policy estimates none.
+    """
+
+    chances: Sequence[float]
 
     def limit(self, room: int, beside: int = 0) -> int:
         """
@@ -122,6 +130,8 @@ class FixedPolicy:
 
 
 class _FixedWidth:
+    chances: Sequence[float] = ()
+
     def __init__(self, draft_max: int) -> None:
         self._draft_max = draft_max
 
@@ -171,6 +181,8 @@ class AdaptivePolicy:
 
 
 class _AdaptiveWidth:
+    chances: Sequence[float] = ()
+
     def __init__(self, policy: AdaptivePolicy, shape: DraftShape) -> None:
         self._policy = policy
         self._wide = shape.draft_max

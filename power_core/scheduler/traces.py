@@ -140,6 +140,8 @@ class RecordingPolicy:
 
 
 class _RecordingWidth:
+    chances: Sequence[float] = ()
+
     def __init__(self, draft_max: int) -> None:
         self._draft_max = draft_max
         self._pending: tuple[Sequence[TokenId], Sequence[float] | None] = ((), None)
