@@ -85,7 +85,8 @@ class Numerics:
     def extend(self, state: State, token: TokenId, *, drifts: bool) -> State:
         """The state after *token*; *drifts* where its forward ran outside the decode class."""
         prefix = _mix((state.prefix ^ (token + 1)) * _GOLDEN & _MASK)
-        drift = _mix(prefix ^ state.drift ^ 1) if drifts or state.drift else 0
+        # Once disturbed, the digest goes on telling apart in which class each further token was evaluated.
+        drift = _mix(prefix ^ state.drift ^ (1 if drifts else 2)) if drifts or state.drift else 0
         return State(prefix, drift)
 
     def row(self, state: State, tokens: Sequence[TokenId]) -> NDArray[np.float32]:

@@ -94,6 +94,9 @@ class Lab:
         assert [event.index for event in events] == list(range(len(events)))
         assert "".join(event.text for event in events) == result.text
         assert tuple(event.origin for event in events[:-1]) == result.origins
+        if result.logprobs is not None:
+            assert result.logprobs == tuple(event.logprobs for event in events[:-1])
+            assert tuple(entry.token_id for entry in result.logprobs) == result.token_ids
         assert result.usage.completion_tokens == len(result.token_ids) == result.counts.emitted
         assert result.counts.accepted == result.origins.count(Origin.ACCEPTED) <= result.counts.drafted
 

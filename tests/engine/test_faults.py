@@ -78,7 +78,7 @@ class Scene:
         self.raised = []
 
     def requests(self):
-        sampling = SamplingSpec(temperature=0.9, seed=4, repeat_penalty=1.2)
+        sampling = SamplingSpec(temperature=0.9, seed=4, repeat_penalty=1.2, logprobs=1)
         processed = SamplingSpec(processors=(Processor(self.faults["processor"]),))
         return [
             GenerationRequest((1, 2, 3), max_tokens=12, spec="fragile"),
