@@ -63,7 +63,8 @@ class WidthClass:
     Args:
         identity: Opaque identity of the numeric path.
         widths: Row counts of one forward, ascending. A step of n rows runs at the smallest width >= n.
-        costs: Cost of a forward at each of `widths`, in units of the cheapest single-row step; same length.
+        costs: Cost of a forward at each of `widths`, or at the first few: those that were measured; in units of
+            the cheapest single-row step.
     """
 
     identity: ShapeIdentity

@@ -17,7 +17,7 @@ from power_conformance.registry import Kind, Rule, rules_of
 from power_conformance.report import Outcome, PluginReport, SubjectReport
 from power_conformance.subjects import DrafterSubject, PluginSubject, import_path
 from power_core.capabilities import Registration, Registry
-from power_core.errors import PluginError
+from power_core.errors import CapabilityError, PluginError
 from power_core.hookspecs import ENTRY_POINT_GROUP
 from power_core.testing import ScriptedTarget, ScriptedTokenizer
 
@@ -138,6 +138,8 @@ def _subject(trial: _Trial, rule: Rule) -> Iterator[Any]:
     with tempfile.TemporaryDirectory() as folder:
         try:
             subject = trial.make(Path(folder))
+        except CapabilityError as exc:  # a fixture that needs what is not installed here
+            raise NotApplicable(str(exc)) from exc
         except Exception as exc:
             did = f"its factory raised {type(exc).__name__}: {' '.join(str(exc).split())}"
             raise ConformanceFailure(rule.id, rule.title, did, f"a {trial.kind} to check", rule.look) from exc

@@ -25,8 +25,8 @@ _FORWARD = "TargetSession.forward in power_core/target.py"
 @rule("T-PROFILE-01", look=_SHAPES)
 def check_profile(subject: TargetSubject) -> None:
     """
-    A session's profile fits together, because the scheduler believes it: a cost for each width, width 1 computed as
-    the level says, room for every sequence.
+    A session's profile fits together, because the scheduler believes it: positive costs, width 1 computed as the
+    level says, a row for every sequence.
     """
     for options in subject.options:
         with subject.session(options) as session:
@@ -50,8 +50,8 @@ _PROMISES = (ExactnessLevel.BITWISE, ExactnessLevel.PADDED)
 
 
 def _check_costs(name: str, shape: WidthClass) -> None:
-    if shape.costs and (len(shape.costs) != len(shape.widths) or min(shape.costs) <= 0):
-        fail(f"declared costs {shape.costs} for the {name} widths {shape.widths}", "one positive cost a width, or none")
+    if len(shape.costs) > len(shape.widths) or min(shape.costs, default=1) <= 0:
+        fail(f"declared costs {shape.costs} for the {name} widths {shape.widths}", "a positive cost a width, or fewer")
 
 
 @rule("T-CAPABILITY-01", look="Capability in power_core/types.py")
