@@ -56,5 +56,6 @@ bench: venv
 	set -e; for bench in bench/bench_*.py; do $(BIN)/python $$bench; done
 docs: venv
 	$(BIN)/python docs/generate_cli.py
+	$(BIN)/python docs/generate_conformance.py
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

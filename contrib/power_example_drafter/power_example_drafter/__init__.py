@@ -1,0 +1,1 @@
+"""The strategy `phrases`: it completes boilerplate that you know beforehand."""
