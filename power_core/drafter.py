@@ -86,7 +86,11 @@ class DraftSession(Protocol):
         """Start *seq* with the prompt *tokens*. The sequence must not be open; a failure leaves nothing behind."""
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Proposal]:
-        """One proposal a request, in order, each of at most its `max_tokens`."""
+        """
+        One proposal a request, in order, each of at most its `max_tokens`.
+
+        After a failure every sequence is restored, and the requests are asked again one by one.
+        """
 
     def observe(self, seq: SeqId, committed: Sequence[TokenId], rows: HiddenRows | None) -> None:
         """

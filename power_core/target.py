@@ -164,7 +164,7 @@ class TargetSession(Protocol):
         """Bring *seq* back to the state *checkpoint* was taken in. A checkpoint can be restored more than once."""
 
     def close(self, seq: SeqId) -> None:
-        """Forget *seq* and free its rows."""
+        """Forget *seq* and free its rows. After a failure the sequence id is not used again."""
 
     def shutdown(self) -> None:
         """Free everything. Idempotent."""

@@ -44,18 +44,31 @@ class OpenDraft:
             fix="report it to the plugin's author, or decode with --spec off",
         )
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal | PowerError]:
+    def propose(
+        self, requests: Sequence[DraftRequest], rewinds: Sequence[Callable[[], None]]
+    ) -> list[Proposal | PowerError]:
         """
         A proposal for each request, or the error that request met.
 
         A failed batch is asked again one request at a time, so that one request's failure is its own.
+
+        Args:
+            requests: Of one step.
+            rewinds: For each of them, brings its draft back to where the step opened.
         """
         try:
             return [self._checked(answer) for answer in self._propose(requests)]
         except Exception as exc:  # noqa: BLE001 - plugin code may raise anything
             if len(requests) == 1:
                 return [self._error(exc)]
-        return [self.propose([request])[0] for request in requests]
+        return [self._propose_alone(*pair) for pair in zip(requests, rewinds, strict=True)]
+
+    def _propose_alone(self, request: DraftRequest, rewind: Callable[[], None]) -> Proposal | PowerError:
+        try:
+            rewind()
+            return self._checked(self._propose([request])[0])
+        except Exception as exc:  # noqa: BLE001 - plugin code may raise anything
+            return self._error(exc)
 
     def _checked(self, answer: object) -> Proposal | PowerError:
         if isinstance(answer, Proposal) and isinstance(answer.token_ids, Sequence | np.ndarray):

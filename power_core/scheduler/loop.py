@@ -145,6 +145,8 @@ class StepLoop:
 
     def _check(self, request: GenerationRequest) -> None:
         who, vocab = "request", self.tokenizer.vocab_size
+        if not isinstance(request, GenerationRequest):
+            raise RequestError(f"{request!r:.80} was submitted", who=who, got=request, expected="a GenerationRequest")
         if not request.prompt:
             raise RequestError("the prompt is empty", who=who, expected="at least one token")
         bad = next((token for token in request.prompt if not 0 <= token < vocab), None)
@@ -158,12 +160,6 @@ class StepLoop:
                 expected=f"at most {self.session.context_size}",
                 fix="shorten it or raise --ctx",
             )
-        if request.max_tokens is not None and request.max_tokens < 0:
-            raise RequestError(
-                f"max_tokens is {request.max_tokens}", who=who, got=request.max_tokens, expected=">= 0, or none at all"
-            )
-        if request.draft_max is not None and request.draft_max < 0:
-            raise RequestError(f"draft_max is {request.draft_max}", who=who, got=request.draft_max, expected=">= 0")
 
     # -- one step ---------------------------------------------------------------------------------
 
@@ -175,7 +171,8 @@ class StepLoop:
             Events of what was committed, requests in order of their numbers, tokens in order.
 
         Raises:
-            PowerError: The target failed; every request is as it was before the step, and may be stepped again.
+            Exception: Whatever the target raised; every request is as it was before the step, and may be
+                stepped again.
         """
         members: list[Member] = []
         try:
@@ -246,7 +243,8 @@ class StepLoop:
         failed: set[int] = set()
         for draft, group in groups.values():
             requests = [DraftRequest(m.sequence.seq, m.sequence.tokens[-1], m.limit) for m in group]
-            for member, answer in zip(group, draft.propose(requests), strict=True):
+            answers = draft.propose(requests, [member.rewind_draft for member in group])
+            for member, answer in zip(group, answers, strict=True):
                 if isinstance(answer, PowerError):
                     self._abandon(member, answer)
                     failed.add(id(member))
@@ -408,25 +406,23 @@ class StepLoop:
             return
         try:
             if sequence in self._running:
-                released = self._release(sequence)
-                error = error or released
+                self._release(sequence)
             else:
                 self._waiting.remove(sequence)
         finally:  # whoever waits for the end gets it, an interrupt notwithstanding
             self._outbox.append(self._end(sequence, reason, error))
 
-    def _release(self, sequence: Sequence) -> BaseException | None:
-        """Free what *sequence* holds, and its id unless that may still be in use; returns what went wrong."""
+    def _release(self, sequence: Sequence) -> None:
+        """Free what *sequence* holds, and its id unless that may still be in use."""
         self._running.remove(sequence)
         try:
             sequence.release(self.session)
         except Exception as exc:  # noqa: BLE001 - a plugin may raise anything: the request ends all the same
+            # The answer is right whatever the clean-up met, so the request does not fail for it.
             log.warning("release failed", request=sequence.request_id, error=str(exc))
-            return _wrap(exc)
         finally:
             if not sequence.is_lost:
                 self._free.append(sequence.seq)
-        return None
 
     def _end(self, sequence: Sequence, reason: FinishReason, error: BaseException | None) -> Event:
         sequence.clock.finished = time.perf_counter()

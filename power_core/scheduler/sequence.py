@@ -100,7 +100,8 @@ class Sequence:
         if draft is not None:
             draft.call(draft.session.begin, seq, self.request.prompt)
             self.draft = draft
-            self._participants.insert(1, DraftParticipant(self, draft))
+            self.drafting = DraftParticipant(self, draft)
+            self._participants.insert(1, self.drafting)
 
     def release(self, session: TargetSession) -> None:
         """Give back the sequence and the draft state; both are tried whatever the first raises."""
@@ -188,6 +189,11 @@ class Member:
         self.finish: FinishReason | None = None
         self.recorded = False  # whether its tokens are in the outbox
         self.transaction: Transaction
+
+    def rewind_draft(self) -> None:
+        """Bring the draft back to where the step opened; the step goes on."""
+        drafting = self.sequence.drafting
+        drafting.restore(self.transaction.checkpoint_of(drafting))
 
     @property
     def kept(self) -> int:

@@ -159,7 +159,8 @@ class ScriptedDraftSession(Strict):
         self.require(checkpoint.length <= len(draft.tokens), f"sequence {seq} was restored to its future")
         del draft.tokens[checkpoint.length :]
         draft.rounds, draft.evaluated = checkpoint.rounds, checkpoint.evaluated
-        draft.has_proposed = draft.is_checkpointed = False
+        draft.has_proposed = False
+        draft.is_checkpointed = True  # the checkpoint can be restored again
 
     @guarded
     def end(self, seq: SeqId) -> None:
