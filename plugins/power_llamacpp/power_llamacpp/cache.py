@@ -29,19 +29,19 @@ def cache_dir() -> Path:
     return Path(platformdirs.user_cache_dir("power", appauthor=False))
 
 
-def load(kind: str, key: Mapping[str, JSON]) -> JSON | None:
-    """The document stored for *key*, or None if there is none that can be trusted."""
+def load(kind: str, key: Mapping[str, JSON], *, root: Path | None = None) -> JSON | None:
+    """The document stored for *key* under *root* (by default `cache_dir`), or None if none can be trusted."""
     try:
-        document = json.loads(_file(kind, key).read_bytes())
+        document = json.loads(_file(kind, key, root).read_bytes())
         content, digest = document["content"], document["sha256"]
     except (OSError, ValueError, KeyError, TypeError):  # absent, unreadable, or not what `store` wrote
         return None
     return content if digest == _digest({"key": key, "content": content}) else None
 
 
-def store(kind: str, key: Mapping[str, JSON], content: JSON) -> None:
+def store(kind: str, key: Mapping[str, JSON], content: JSON, *, root: Path | None = None) -> None:
     """Keep *content*; readers see the old file or the new one, never a part of it."""
-    target = _file(kind, key)
+    target = _file(kind, key, root)
     document = json.dumps({"content": content, "sha256": _digest({"key": key, "content": content})})
     with contextlib.suppress(OSError):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -55,8 +55,8 @@ def store(kind: str, key: Mapping[str, JSON], content: JSON) -> None:
             raise
 
 
-def _file(kind: str, key: Mapping[str, JSON]) -> Path:
-    return cache_dir() / kind / f"{_digest(key)[:32]}.json"
+def _file(kind: str, key: Mapping[str, JSON], root: Path | None) -> Path:
+    return (root or cache_dir()) / kind / f"{_digest(key)[:32]}.json"
 
 
 def _digest(value: JSON) -> str:

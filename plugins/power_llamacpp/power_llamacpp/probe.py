@@ -1,0 +1,394 @@
+"""
+The width probe: which settings are alive on this machine, which row counts agree bit for bit, what they cost.
+
+Every candidate setting runs in a child process, so that one that dies costs an answer and not the caller. The
+result is kept in the user's cache directory under everything that decides it: model, library build,
+processor, settings. A session that finds it there starts no child.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache as cached
+from importlib.metadata import version
+from pathlib import Path
+
+from attrs import asdict, frozen
+
+from power_core.errors import BackendError, ConfigError
+from power_core.shapes import ExactnessLevel, ShapeIdentity, ShapeProfile, WidthClass
+from power_core.types import JSON
+from power_llamacpp import cache
+from power_llamacpp.config import Choice as Setting
+from power_llamacpp.config import KvType, LlamaCppConfig
+from power_llamacpp.gguf_file import GgufInfo
+from power_llamacpp.native import library, set_wait_policy
+from power_llamacpp.probe_child import ProbeTask
+from power_llamacpp.probe_choice import Choice, Measurement, ProbeSettings, choose, is_faster, width_classes
+
+__all__ = ["ProbeResult", "ProbeSettings", "build_facts", "measure"]
+
+PLUGIN = "llamacpp"
+_SCHEMA = 1  # of what is cached; raise it when the probe measures differently
+_NARROWEST, _WIDEST = 16, 32  # decode widths are measured one by one up to max_rows, within these bounds
+_CHUNKS = (17, 33, 100)  # prompt chunks compared besides the largest: no multiples of a kernel's tile
+_TIMEOUT_S = 120.0  # a child; and as much again for every further GB of the model file
+_UNQUANTIZED = (KvType.F32, KvType.F16, KvType.BF16)
+
+
+@frozen
+class ProbeResult:
+    """
+    The outcome for one model on this machine.
+
+    Args:
+        settings: The setting taken.
+        profile: Level and width classes under it; its evidence names every setting tried.
+    """
+
+    settings: ProbeSettings
+    profile: ShapeProfile
+
+
+@frozen
+class _Subject:
+    """What is probed: a checked file under what the caller fixed."""
+
+    path: Path
+    config: LlamaCppConfig
+    threads: int
+    rollback_rows: int
+    widest: int
+    largest_chunk: int
+    timeout: float
+
+    def task(
+        self,
+        settings: ProbeSettings,
+        *,
+        widths: Sequence[int] = (),
+        chunks: Sequence[int] = (),
+        whole: bool = True,
+    ) -> ProbeTask:
+        return ProbeTask(
+            path=str(self.path),
+            extra_buffers=settings.extra_buffers,
+            flash_attention=settings.flash_attention,
+            kv_type=str(self.config.kv_type),
+            swa_full=self.config.swa_full,
+            rollback_rows=self.rollback_rows,
+            threads=self.threads,
+            batch_rows=max(self.largest_chunk, self.widest),
+            widths=list(widths or range(1, self.widest + 1)),
+            chunks=list(chunks),
+            whole=whole,
+        )
+
+
+def measure(
+    path: Path,
+    info: GgufInfo,
+    *,
+    config: LlamaCppConfig,
+    threads: int,
+    max_rows: int,
+    context: int | None = None,
+    rollback_rows: int = 0,
+) -> ProbeResult:
+    """
+    The best setting for *path* on this machine, measured now or read from the cache.
+
+    Args:
+        path: A file that `check_gguf` has accepted.
+        info: What it returned.
+        config: Fixes settings that are not `auto`.
+        threads: Compute threads of the sessions to come.
+        max_rows: Most rows of one decode step.
+        context: Positions a sequence will hold: no prompt chunk can be larger.
+        rollback_rows: Recurrent states kept resident.
+
+    Raises:
+        BackendError: Every setting allowed kills the process or is refused by llama.cpp.
+        ConfigError: The configuration contradicts itself.
+    """
+    widest = min(max(max_rows, _NARROWEST), _WIDEST)
+    subject = _Subject(
+        path=path,
+        config=config,
+        threads=threads,
+        rollback_rows=rollback_rows,
+        widest=widest,
+        largest_chunk=max(min(config.prefill_rows, context or config.prefill_rows), widest),
+        timeout=_TIMEOUT_S * (1 + info.file_size / 1e9),
+    )
+    candidates = _candidates(config)
+    key = _cache_key(subject, info, candidates)
+    known = cache.load("probes", key, root=config.probe_cache_dir)
+    result = _from_json(known) if known is not None else None
+    if result is None:
+        result = _probe(subject, candidates, key)
+        cache.store("probes", key, _to_json(result), root=config.probe_cache_dir)
+    return result
+
+
+def _candidates(config: LlamaCppConfig) -> list[ProbeSettings]:
+    """The settings that *config* allows, plain ones first."""
+    needs_flash = config.kv_type not in _UNQUANTIZED
+    if needs_flash and config.flash_attention is Setting.OFF:
+        raise ConfigError(
+            f"kv_type {config.kv_type} needs flash attention",
+            plugin=PLUGIN,
+            where="flash_attention",
+            got=str(config.flash_attention),
+            expected="on or auto",
+        )
+    switches = {Setting.AUTO: (False, True), Setting.ON: (True,), Setting.OFF: (False,)}
+    flash = (True,) if needs_flash else switches[config.flash_attention]
+    return [ProbeSettings(extra, fused) for fused in flash for extra in switches[config.extra_buffers]]
+
+
+def _probe(subject: _Subject, candidates: list[ProbeSettings], key: Mapping[str, JSON]) -> ProbeResult:
+    """Run the children, as few as decide."""
+    first = candidates[0].flash_attention
+    measurements: list[Measurement] = []
+    for settings in (settings for settings in candidates if settings.flash_attention is first):
+        measurements += _measure_next(subject, settings, measurements)
+    choice = choose(measurements, subject.widest)
+    if any(settings.flash_attention is not first for settings in candidates):
+        # Fused attention is tried with the best weights only, and given up at the first difference.
+        extra = choice.measured.settings.extra_buffers if choice else candidates[-1].extra_buffers
+        fused = ProbeSettings(extra, flash_attention=True)
+        is_whole = choice is None or len(choice.widths) < subject.widest
+        measurements.append(_run(fused, subject.task(fused, whole=is_whole), subject.timeout))
+        choice = choose(measurements, subject.widest)
+    if choice is None:
+        raise _all_failed(subject, measurements)
+    chunk, step = _compare_chunks(subject, choice)
+    remaining = [measured for measured in measurements if measured is not choice.measured]
+    if not step and (other := choose(remaining, subject.widest)) is not None:
+        choice = other  # what agreed at one cache length did not at another
+        chunk, step = _compare_chunks(subject, choice)
+    return ProbeResult(choice.measured.settings, _profile(subject, choice, chunk, step, measurements, key))
+
+
+def _measure_next(subject: _Subject, settings: ProbeSettings, before: Sequence[Measurement]) -> list[Measurement]:
+    """Measure *settings*; where they could win by speed only, a few widths first."""
+    best = choose(before, subject.widest)
+    if best is not None and best.level is ExactnessLevel.BITWISE and len(best.widths) == subject.widest:
+        glance = _run(settings, subject.task(settings, widths=(1, 4, subject.widest)), subject.timeout)
+        if glance.failure is not None or not is_faster(glance, best.measured):
+            return [glance]
+    return [_run(settings, subject.task(settings), subject.timeout)]
+
+
+def _run(settings: ProbeSettings, task: ProbeTask, timeout: float) -> Measurement:
+    return Measurement.of(settings, _child(task, timeout))
+
+
+def _child(task: ProbeTask, timeout: float) -> dict[str, JSON]:
+    """A child's answer; an `error` where it died, hung or was refused."""
+    environment = {**os.environ, "GGML_NO_BACKTRACE": "1"}  # a backtrace would start a debugger
+    set_wait_policy(environment)
+    command = [sys.executable, "-P", "-m", "power_llamacpp.probe_child"]
+    try:
+        child = subprocess.run(
+            command,
+            input=json.dumps(task.to_json()),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env=environment,
+            timeout=timeout,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"no answer within {timeout:.0f} s"}
+    if child.returncode < 0:
+        return {"error": f"died of {_signal_name(-child.returncode)}"}
+    try:
+        answer = json.loads(child.stdout)
+    except ValueError:
+        answer = None
+    if child.returncode or not isinstance(answer, dict):
+        lines = child.stderr.strip().splitlines() or ["no message"]
+        return {"error": f"exit status {child.returncode}: {lines[-1]}"}
+    return answer
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _all_failed(subject: _Subject, measurements: Sequence[Measurement]) -> BackendError:
+    reasons = [
+        f"extra_buffers={_on(m.settings.extra_buffers)}, flash_attention={_on(m.settings.flash_attention)}: {m.failure}"
+        for m in measurements
+    ]
+    return BackendError(
+        "llama.cpp cannot run this model with any allowed setting: " + "; ".join(reasons),
+        plugin=PLUGIN,
+        where=str(subject.path),
+        got=[m.failure for m in measurements],
+        fix="leave extra_buffers and flash_attention on auto; if they are, build llama-cpp-python for this machine",
+    )
+
+
+def _on(value: bool) -> str:
+    return "on" if value else "off"
+
+
+def _compare_chunks(subject: _Subject, choice: Choice) -> tuple[int, bool]:
+    """
+    The largest prompt chunk up to which every chunk tried agrees with the widest decode forward (0: none), and
+    whether decode widths agree across a step of the cache's length.
+    """
+    if choice.level is ExactnessLevel.UNVERIFIED:
+        return 0, False
+    chunks = sorted({*(c for c in _CHUNKS if c < subject.largest_chunk), subject.largest_chunk})
+    chunks = [chunk for chunk in chunks if chunk > subject.widest] or [subject.widest + 1]
+    settings = choice.measured.settings
+    result = _child(subject.task(settings, widths=choice.widths, chunks=chunks), subject.timeout)
+    return int(result.get("agreeing", 0)), bool(result.get("step", False))
+
+
+def _profile(
+    subject: _Subject,
+    choice: Choice,
+    chunk: int,
+    step: bool,
+    measurements: Sequence[Measurement],
+    key: Mapping[str, JSON],
+) -> ShapeProfile:
+    """Decode and prefill class of the choice; one identity where wide forwards of both agree."""
+    level = choice.level if step else ExactnessLevel.UNVERIFIED
+    decode = _width_class(choice, choice.widths, key)
+    wide = next((widths for widths in width_classes(choice.measured) if widths[-1] == subject.widest), ())
+    if level is ExactnessLevel.UNVERIFIED:
+        prefill = _width_class(choice, tuple(range(1, subject.largest_chunk + 1)), key)
+    elif chunk and wide:
+        prefill = _width_class(choice, (*_tail(wide), *range(subject.widest + 1, chunk + 1)), key, start=wide[0])
+    else:
+        prefill = decode
+    evidence = {
+        "settings": asdict(choice.measured.settings),
+        "threads": subject.threads,
+        "kv_type": str(subject.config.kv_type),
+        "decode_widths": f"{decode.widths[0]} to {decode.max_rows}",
+        "prefill_widths": f"{prefill.widths[0]} to {prefill.max_rows}",
+        "cache_step": step,
+        "tried": [measured.summary() for measured in measurements],
+        "build": key["build"],
+    }
+    return ShapeProfile(level, decode, prefill, evidence)
+
+
+def _tail(widths: tuple[int, ...]) -> tuple[int, ...]:
+    """The gapless end of a class: prompt chunks of any size from its start on run unpadded."""
+    start = next(i for i in range(len(widths)) if widths[-1] - widths[i] == len(widths) - 1 - i)
+    return widths[start:]
+
+
+def _width_class(
+    choice: Choice, widths: tuple[int, ...], key: Mapping[str, JSON], *, start: int | None = None
+) -> WidthClass:
+    """
+    The class of *widths*. Its identity is its numeric path: what decides kernels, and the class's smallest width.
+
+    Costs are known as far as widths were timed.
+    """
+    path = {name: key[name] for name in ("model", "build", "kv_type", "swa_full", "rollback_rows", "threads")}
+    facts = {**path, "settings": asdict(choice.measured.settings), "class": start or widths[0]}
+    times = choice.measured.milliseconds
+    timed = [width for width in widths if width in times]
+    costs = tuple(round(times[width] / times[1], 3) for width in timed)
+    return WidthClass(ShapeIdentity.of(facts), widths, costs)
+
+
+def _cache_key(subject: _Subject, info: GgufInfo, candidates: list[ProbeSettings]) -> dict[str, JSON]:
+    """Everything that decides the outcome."""
+    return {
+        "schema": _SCHEMA,
+        "model": info.sha256(),
+        "build": build_facts(),
+        "candidates": [asdict(settings) for settings in candidates],
+        "kv_type": str(subject.config.kv_type),
+        "swa_full": subject.config.swa_full,
+        "rollback_rows": subject.rollback_rows,
+        "threads": subject.threads,
+        "widest": subject.widest,
+        "largest_chunk": subject.largest_chunk,
+    }
+
+
+@cached
+def build_facts() -> dict[str, JSON]:
+    """
+    The native library and the processor, as far as they can change a kernel.
+
+    Raises:
+        BackendError: The library cannot be loaded.
+    """
+    lib = library()
+    files = sorted(Path(str(lib.__file__)).parent.glob("lib/*"))
+    sizes = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return {
+        "llama_cpp_python": version("llama-cpp-python"),
+        "system_info": " ".join(lib.llama_print_system_info().decode().split()),
+        "library": hashlib.sha256(repr(sizes).encode()).hexdigest(),
+        "processor": _processor(),
+    }
+
+
+def _processor() -> str:
+    """Model name of the processor; where the system does not tell, the architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    facts = dict(line.split(":", 1) for line in lines if ":" in line)
+    facts = {name.strip(): value.strip() for name, value in facts.items()}
+    return " ".join(facts[name] for name in ("model name", "model", "stepping", "flags") if name in facts)
+
+
+def _to_json(result: ProbeResult) -> dict[str, JSON]:
+    return {
+        "settings": asdict(result.settings),
+        "level": str(result.profile.level),
+        "decode": _class_to_json(result.profile.decode),
+        "prefill": _class_to_json(result.profile.prefill),
+        "evidence": dict(result.profile.evidence),
+    }
+
+
+def _class_to_json(shape: WidthClass) -> dict[str, JSON]:
+    return {"identity": shape.identity.digest, "widths": list(shape.widths), "costs": list(shape.costs)}
+
+
+def _from_json(document: JSON) -> ProbeResult | None:
+    """The result stored, or None where *document* has another form."""
+    try:
+        return ProbeResult(
+            ProbeSettings(**document["settings"]),
+            ShapeProfile(
+                ExactnessLevel(document["level"]),
+                _class_from_json(document["decode"]),
+                _class_from_json(document["prefill"]),
+                document["evidence"],
+            ),
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _class_from_json(document: JSON) -> WidthClass:
+    return WidthClass(ShapeIdentity(document["identity"]), tuple(document["widths"]), tuple(document["costs"]))
