@@ -21,6 +21,7 @@ _MODULES = (
     "target",
     "target_rows",
     "target_state",
+    "target_ends",
     "target_engine",
     "tokenizer",
     "drafter",

@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import Any, cast
 
 import numpy as np
 from attrs import evolve
@@ -16,10 +18,11 @@ from power_conformance.engine import expect_plain, finish, step_loop
 from power_conformance.failures import fail, refuse
 from power_conformance.registry import rule
 from power_conformance.subjects import DrafterSubject
+from power_core.drafter import Drafter, DrafterRequirements, DraftSession
 from power_core.errors import PowerError
-from power_core.request import GenerationRequest, SamplingSpec
+from power_core.request import Event, GenerationRequest, SamplingSpec
 from power_core.scheduler.loop import StepLoop
-from power_core.target import SessionOptions, TargetModel
+from power_core.target import SessionOptions, TargetModel, TargetSession
 from power_core.testing import ScriptedTarget, plain_decode
 from power_core.types import FinishReason, Origin, TokenId
 
@@ -111,24 +114,56 @@ def check_end_of_context(subject: DrafterSubject) -> None:
 
 @rule("D-CANCEL-01", look=_LOOP)
 def check_cancel(subject: DrafterSubject) -> None:
-    """A cancel inside any call of a step ends one request and leaves the drafter fit for the next."""
+    """A cancel during any call of the drafter ends one request and leaves the drafter fit for the next."""
     base = session_options(subject.drafter, subject.options)
     request = GenerationRequest(tuple(subject.text(20)), max_tokens=12)
     plain = plain_decode(subject.model, request, options=base).token_ids
-    with _engine(subject, subject.model, base, 4) as loop:
-        for steps in range(8):
+    watched = _Watched(subject.drafter)
+    with _engine(evolve(subject, drafter=watched), subject.model, base, 4) as loop:
+        for calls in range(14):
             number = loop.submit(request)
-            for step in itertools.count():
-                if step == steps:
-                    loop.cancel(number)
-                ends = [event for event in loop.step() if event.origin is Origin.END]
-                if ends:
-                    break
-            result = ends[0].result
+            watched.countdown, watched.action = calls, partial(loop.cancel, number)
+            [result] = [event.result for event in _events(loop) if event.origin is Origin.END]
             if result is None or result.finish_reason is FinishReason.ERROR:
-                fail(f"a cancel at step {steps} ended in {result and result.error}", "a cancelled request")
+                fail(f"a cancel during call {calls} ended in {result and result.error}", "a cancelled request")
+            watched.countdown = -1
             [result] = finish(loop, [request])
-            expect_plain(result, plain, f"the same request after a cancel at step {steps}")
+            expect_plain(result, plain, f"the same request after a cancel during call {calls}")
+
+
+class _Watched:
+    """A drafter, at whose sessions' calls something happens after a countdown."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter = drafter
+        self.countdown = -1
+        self.action: Callable[[], object] = int
+
+    def requirements(self) -> DrafterRequirements:
+        return self._drafter.requirements()
+
+    def open(self, model: TargetModel, session: TargetSession) -> DraftSession:
+        return cast("DraftSession", _WatchedSession(self, self._drafter.open(model, session)))
+
+    def called(self) -> None:
+        if self.countdown == 0:
+            self.action()
+        self.countdown -= 1
+
+
+class _WatchedSession:
+    def __init__(self, owner: _Watched, session: DraftSession) -> None:
+        self._owner = owner
+        self._session = session
+
+    def __getattr__(self, name: str) -> Any:
+        self._owner.called()
+        return getattr(self._session, name)
+
+
+def _events(loop: StepLoop) -> Iterator[Event]:
+    while loop.active:
+        yield from loop.step()
 
 
 @contextmanager
