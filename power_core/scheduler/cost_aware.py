@@ -40,8 +40,8 @@ _FORGONE_PART = 0.6
 _RATE_KEEP = 0.965  # a rate is that of about the last 30 rounds
 _RATE_PRIOR = 20.0
 _WORTH_PRIOR = (0.5, 0.6, 0.9, 0.95)  # chance of a token by context, until proposals have been seen
-_WORTH_STEP = 0.13
-_CURIOSITY = 0.45  # of a step's worth is expected of the next one
+_WORTH_STEP = 0.4
+_CURIOSITY = 0.6  # of a step's worth is expected of the next one
 _PROBE_EXTRA = 1.5
 _FIRST_WAIT, _LONGEST_WAIT = 2, 12  # tokens between probes; the purse may make it longer
 
