@@ -14,17 +14,18 @@ PLAIN, EXTRA = ProbeSettings(False, False), ProbeSettings(True, False)
 FUSED = ProbeSettings(False, True)
 
 
-def measured(classes: list[range], settings: ProbeSettings = PLAIN, *, ms: float = 10.0, **facts) -> Measurement:
+def measured(
+    classes: list[range], settings: ProbeSettings = PLAIN, *, ms: float = 10.0, stable=None, **facts
+) -> Measurement:
     """A measurement in which exactly the widths of each range agree; forwards of n rows take ms * (1 + n / 4)."""
     rows = {
-        width: {str(position): f"{number}-{position}" for position in range(max(width, 8))}
+        width: {str(position): f"{number}-{position}" for position in range(WIDEST if width == 1 else max(width, 8))}
         for number, widths in enumerate(classes)
         for width in widths
     }
     times = {width: ms * (1 + width / 4) for width in rows}
-    return Measurement(
-        settings, rows, facts.pop("stable", dict.fromkeys(rows, True)), times, dict.fromkeys(rows, 0.0), **facts
-    )
+    differences = dict.fromkeys(rows, 0.0)
+    return Measurement(settings, rows, stable or dict.fromkeys(rows, True), times, differences, **facts)
 
 
 def dead(settings: ProbeSettings) -> Measurement:
