@@ -110,6 +110,22 @@ class PowerConfig:
         """`max_tokens` as a request has it: None for no limit."""
         return None if self.max_tokens < 0 else self.max_tokens
 
+    def overlaid(self, table: Mapping[str, Any], source_of: Callable[[str], str]) -> PowerConfig:
+        """
+        A copy with the values of *table* on top.
+
+        Args:
+            table: Key -> value.
+            source_of: Where a key was set, for messages.
+
+        Raises:
+            ConfigError: A key is unknown, or a value is of the wrong type or range.
+        """
+        values: dict[str, Any] = {}
+        sources = dict(self.sources)
+        _merge(values, sources, table, source_of)
+        return attrs.evolve(self, **values, sources=sources)
+
     def sampling(self, **changes: Any) -> SamplingSpec:
         """
         The sampling settings, with *changes* for what is not configured (bias, schema, log-probabilities).

@@ -188,6 +188,15 @@ def _check_stops(stop: Sequence[str], stop_ids: Collection[int], vocab_size: int
         raise RequestError(
             f"stop is {stop!r}", who="decoding", where="stop", got=stop, expected="a sequence of non-empty strings"
         )
+    for text in stop:
+        if any("\ud800" <= char <= "\udfff" for char in text):  # it could never match, and has no place in a receipt
+            raise RequestError(
+                f"stop string {text!r} has no UTF-8 form",
+                who="decoding",
+                where="stop",
+                got=text,
+                fix="remove the lone surrogate",
+            )
     for token_id in stop_ids:
         if not 0 <= token_id < vocab_size:
             raise RequestError(

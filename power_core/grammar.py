@@ -173,8 +173,8 @@ def _regex_grammar(regex: str) -> str:
 
     try:
         return str(LLMatcher.grammar_from_regex(regex))
-    except TypeError as exc:
-        raise RequestError("not a string", who="grammar", where="regex", got=regex, expected="text") from exc
+    except (TypeError, UnicodeEncodeError) as exc:
+        raise RequestError(f"not a text: {exc}", who="grammar", where="regex", got=regex, expected="text") from exc
 
 
 def _end_ids(tokenizer: Tokenizer) -> frozenset[TokenId]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from attrs import Factory, define, evolve, field, frozen
@@ -23,6 +24,9 @@ __all__ = [
     "TokenLogprobs",
     "Usage",
 ]
+
+
+T = TypeVar("T")
 
 
 class LogitsProcessor(Protocol):
@@ -49,6 +53,59 @@ def _within(low: float, high: float = math.inf) -> Any:
             raise RequestError(f"{attribute.name} is {value!r}", who="sampling", got=value, expected=expected)
 
     return check
+
+
+def _of(kind: type | tuple[type, ...], expected: str) -> Any:
+    """A validator that lets instances of *kind* pass; what does not fit is the caller's to mend, not a `TypeError`."""
+
+    def check(_obj: object, attribute: Any, value: object) -> None:
+        if not isinstance(value, kind):
+            raise RequestError(
+                f"{attribute.name} is {value!r:.80}", who="request", where=attribute.name, got=value, expected=expected
+            )
+
+    return check
+
+
+def _count(_obj: object, attribute: Any, value: object) -> None:
+    if value is not None and not (isinstance(value, int) and value >= 0):
+        raise RequestError(
+            f"{attribute.name} is {value!r:.80}", who="request", got=value, expected="an integer >= 0, or none at all"
+        )
+
+
+def _copy(make: Callable[[Any], T], values: Any, name: str, expected: str, who: str = "request") -> T:
+    """An immutable or private copy of *values*; text is no collection here."""
+    if not isinstance(values, str | bytes):
+        try:
+            return make(values)
+        except (TypeError, ValueError):
+            pass
+    raise RequestError(f"{name} is {values!r:.80}", who=who, where=name, got=values, expected=expected)
+
+
+def _integers(values: Iterable[TokenId]) -> Iterator[TokenId]:
+    return map(operator.index, values)  # plain integers: numpy's are no JSON, and slow to hash
+
+
+def _prompt(values: Sequence[TokenId]) -> tuple[TokenId, ...]:
+    return _copy(lambda ids: tuple(_integers(ids)), values, "prompt", "a sequence of token ids")
+
+
+def _stop_ids(values: Iterable[TokenId]) -> frozenset[TokenId]:
+    return _copy(lambda ids: frozenset(_integers(ids)), values, "stop_ids", "a collection of token ids")
+
+
+def _stop(values: Iterable[str]) -> tuple[str, ...]:
+    return _copy(tuple, values, "stop", "a sequence of non-empty strings")
+
+
+def _processors(values: Iterable[LogitsProcessor]) -> tuple[LogitsProcessor, ...]:
+    return _copy(tuple, values, "processors", "a sequence of functions", "sampling")
+
+
+def _logit_bias(values: Mapping[TokenId, float]) -> dict[TokenId, float]:
+    return _copy(dict, values, "logit_bias", "a table of token ids and numbers", "sampling")
 
 
 @frozen
@@ -88,10 +145,10 @@ class SamplingSpec:
     presence_penalty: float = field(default=0.0, validator=_within(-100, 100))
     frequency_penalty: float = field(default=0.0, validator=_within(-100, 100))
     penalty_window: int = field(default=64, validator=_within(-1))
-    logit_bias: Mapping[TokenId, float] = Factory(dict)
+    logit_bias: Mapping[TokenId, float] = field(factory=dict, converter=_logit_bias)
     seed: int | None = None
     logprobs: int | None = None
-    processors: tuple[LogitsProcessor, ...] = ()
+    processors: tuple[LogitsProcessor, ...] = field(default=(), converter=_processors)
     json_schema: str | Mapping[str, Any] | None = None
     regex: str | None = None
 
@@ -127,13 +184,13 @@ class GenerationRequest:
         client_id: Free text of the caller, returned in events and results.
     """
 
-    prompt: Sequence[TokenId]
-    sampling: SamplingSpec = SamplingSpec()
-    max_tokens: int | None = None
-    stop: tuple[str, ...] = ()
-    stop_ids: frozenset[TokenId] = frozenset()
-    spec: str | None = None
-    draft_max: int | None = None
+    prompt: Sequence[TokenId] = field(converter=_prompt)
+    sampling: SamplingSpec = field(default=SamplingSpec(), validator=_of(SamplingSpec, "a SamplingSpec"))
+    max_tokens: int | None = field(default=None, validator=_count)
+    stop: tuple[str, ...] = field(default=(), converter=_stop)
+    stop_ids: frozenset[TokenId] = field(default=frozenset(), converter=_stop_ids)
+    spec: str | None = field(default=None, validator=_of((str, type(None)), "a strategy's name, 'off' or None"))
+    draft_max: int | None = field(default=None, validator=_count)
     client_id: str | None = None
 
     def with_(self, **changes: Any) -> GenerationRequest:

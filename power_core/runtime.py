@@ -13,7 +13,7 @@ from typing import Any
 from power_core.capabilities import AUTO, OFF, Registration
 from power_core.config import PowerConfig, load_config
 from power_core.drafter import Drafter
-from power_core.errors import ArtifactError, CapabilityError, ConfigError, PluginError, PowerError, RequestError
+from power_core.errors import ArtifactError, CapabilityError, PluginError, PowerError, RequestError
 from power_core.evidence import build_receipt
 from power_core.hookspecs import ModelSource
 from power_core.models import added_models
@@ -29,6 +29,13 @@ from power_core.types import JSON, Origin, TokenId
 __all__ = ["Engine", "Generation", "Runtime"]
 
 Prompt = str | Sequence[TokenId] | Sequence[ChatMessage]
+# Arguments of `Runtime.open` that are configured under another name.
+_KEYS = {
+    "spec": "spec_mode",
+    "draft_max": "spec_draft_max",
+    "context_size": "ctx",
+    "rollback_rows": "spec_mtp_recurrent_snapshots",
+}
 _SAMPLING_FIELDS = frozenset(field.name for field in SamplingSpec.__attrs_attrs__)
 
 
@@ -81,27 +88,39 @@ class Runtime:
         Raises:
             PowerError: With what is missing, damaged or contradictory.
         """
-        config = self.config
-        wanted = config.spec_mode if spec is None else spec
-        strategy = self._strategy(wanted)
-        limit = config.spec_draft_max if draft_max is None else draft_max
-        slots = config.parallel if parallel is None else parallel
-        if limit < 0 or slots < 1:
-            raise ConfigError(
-                f"draft_max {limit} with parallel {slots}", who="open", expected="draft_max >= 0 and parallel >= 1"
-            )
-        name, path = self._locate(config.model if model is None else model)
+        arguments = {
+            "model": None if model is None else str(model),
+            "spec": spec,
+            "draft_max": draft_max,
+            "context_size": context_size,
+            "parallel": parallel,
+            "threads": threads,
+            "rollback_rows": rollback_rows,
+        }
+        given = {_KEYS.get(name, name): value for name, value in arguments.items() if value is not None}
+        sources = {_KEYS.get(name, name): f"open({name}=)" for name in arguments}
+        config = self.config.overlaid(given, sources.__getitem__)
+        strategy = self._strategy(config.spec_mode)
+        name, path = self._locate(config.model)
         options = SessionOptions(
-            context_size=config.ctx if context_size is None else context_size,
-            max_sequences=slots,
-            max_rows=slots * (limit + 1),
-            rollback_rows=config.spec_mtp_recurrent_snapshots if rollback_rows is None else rollback_rows,
+            context_size=config.ctx,
+            max_sequences=config.parallel,
+            max_rows=config.parallel * (config.spec_draft_max + 1),
+            rollback_rows=config.spec_mtp_recurrent_snapshots,
             hidden_layers=self._hidden_layers(strategy),
-            threads=config.threads if threads is None else threads,
+            threads=config.threads,
         )
         loaded = self._backend(path).load(path)
         try:
-            engine = Engine(self, name, loaded, options, strategy=strategy, draft_max=limit, is_auto=wanted == AUTO)
+            engine = Engine(
+                self,
+                name,
+                loaded,
+                options,
+                strategy=strategy,
+                draft_max=config.spec_draft_max,
+                is_auto=config.spec_mode == AUTO,
+            )
         except BaseException:
             loaded.close()
             raise
@@ -156,7 +175,7 @@ class Runtime:
     def _hidden_layers(self, strategy: str) -> tuple[int, ...]:
         return () if strategy == OFF else self.drafter(strategy)[1].requirements().hidden_layers
 
-    def _locate(self, model: str | Path | None) -> tuple[str, Path]:
+    def _locate(self, model: str | None) -> tuple[str, Path]:
         models = self.models()
         if model is None:
             model = self.registry.default_model()
@@ -166,17 +185,17 @@ class Runtime:
                 who="open",
                 fix="pass --model NAME or a file, or pip install power-smollm2",
             )
-        if str(model) in models:
-            source = models[str(model)]
+        if model in models:
+            source = models[model]
             path = source.locate()
-            _check_digest(str(model), path, source.sha256)
-            return str(model), path
-        path = Path(model).expanduser()
-        if not path.exists() and path.name == str(model) and not path.suffix:
+            _check_digest(model, path, source.sha256)
+            return model, path
+        path = _path_of(model)
+        if not path.exists() and path.name == model and not path.suffix:
             raise CapabilityError(
                 f"no model and no file is named {model!r}",
                 who="open",
-                got=str(model),
+                got=model,
                 expected="one of " + (", ".join(sorted(models)) or "none registered"),
                 fix="see `power models`, or add a file with `power models add NAME PATH`",
             )
@@ -270,7 +289,12 @@ class Engine:
         Ids of *text* as a raw prompt; special-token spellings in it stay text.
 
         An empty text is the begin-of-sequence id alone, where the model has one.
+
+        Raises:
+            RequestError: Not a text, or one without a UTF-8 form.
         """
+        if not isinstance(text, str):
+            raise RequestError(f"the prompt is {text!r:.80}", who="request", got=text, expected="text")
         tokenizer = self.model.tokenizer
         ids = tokenizer.encode(text)
         if not ids and tokenizer.bos_id is not None:
@@ -278,7 +302,16 @@ class Engine:
         return ids
 
     def encode_chat(self, messages: Sequence[ChatMessage]) -> list[TokenId]:
-        """Ids of a conversation under the model's chat template, up to where the assistant speaks."""
+        """
+        Ids of a conversation under the model's chat template, up to where the assistant speaks.
+
+        Raises:
+            RequestError: Not messages, or the template refuses them.
+        """
+        if not isinstance(messages, Sequence) or not all(isinstance(message, ChatMessage) for message in messages):
+            raise RequestError(
+                f"the messages are {messages!r:.80}", who="chat", got=messages, expected="a sequence of ChatMessage"
+            )
         return self.model.tokenizer.encode_chat(messages)
 
     def request(self, prompt: Prompt, **fields: Any) -> GenerationRequest:
@@ -289,6 +322,8 @@ class Engine:
             RequestError: An unknown field, or a value out of range.
         """
         sampling = {key: fields.pop(key) for key in _SAMPLING_FIELDS & fields.keys()}
+        if sampling and "sampling" in fields:
+            raise RequestError(f"sampling and {min(sampling)} were both given", who="request", fix="give one of them")
         unknown = fields.keys() - {field.name for field in GenerationRequest.__attrs_attrs__}
         if unknown:
             raise RequestError(f"unknown field {min(unknown)!r}", who="request", got=min(unknown))
@@ -296,14 +331,14 @@ class Engine:
             fields["sampling"] = SamplingSpec(**sampling)
         if isinstance(fields.get("stop"), str):
             fields["stop"] = (fields["stop"],)
-        return GenerationRequest(tuple(self._prompt_ids(prompt)), **fields)
+        return GenerationRequest(self._prompt_ids(prompt), **fields)
 
     def _prompt_ids(self, prompt: Prompt) -> Sequence[TokenId]:
         if isinstance(prompt, str):
             return self.encode(prompt)
-        if prompt and isinstance(prompt[0], ChatMessage):
+        if isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], ChatMessage):
             return self.encode_chat(prompt)  # type: ignore[arg-type]  # a sequence of one kind
-        return prompt  # type: ignore[return-value]  # token ids
+        return prompt  # type: ignore[return-value]  # token ids, or what the request refuses
 
     # -- decoding ---------------------------------------------------------------------------------
 
@@ -313,8 +348,18 @@ class Engine:
 
         Args:
             prompt: A request, or a prompt with *fields* as in `request`.
+
+        Raises:
+            PowerError: The request cannot be served.
         """
-        request = prompt if isinstance(prompt, GenerationRequest) else self.request(prompt, **fields)
+        if isinstance(prompt, GenerationRequest):
+            if fields:
+                raise RequestError(
+                    f"a request and {min(fields)} were given", who="request", fix="change the request with `with_`"
+                )
+            request = prompt
+        else:
+            request = self.request(prompt, **fields)
         with self._lock:
             request_id = self.loop.submit(request)
             queue = self._queues[request_id] = deque()
@@ -497,6 +542,16 @@ class Generation:
     def __del__(self) -> None:
         if self._result is None:
             self._engine._abandon(self.request_id)  # noqa: SLF001 - one class in two parts
+
+
+def _path_of(model: str) -> Path:
+    try:
+        path = Path(model).expanduser()
+        path.exists()
+    except (OSError, RuntimeError) as exc:  # a name too long for the file system; no such user
+        cause = getattr(exc, "strerror", None) or exc
+        raise ArtifactError(f"{model:.80}: {cause}", who="open", got=model, expected="a model file") from exc
+    return path
 
 
 def _check_digest(name: str, path: Path, sha256: str | None) -> None:

@@ -58,7 +58,7 @@ class Sampler:
     """
 
     def __init__(self, spec: SamplingSpec, *, prompt: Sequence[TokenId], tokenizer: Tokenizer, seed: int) -> None:
-        _check_counts(spec)
+        _check_settings(spec)
         self.history: list[TokenId] = list(prompt)
         self.num_prompt = len(self.history)
         self._spec = spec
@@ -179,11 +179,20 @@ def _has_state(processor: LogitsProcessor) -> bool:
     return all(callable(getattr(processor, name, None)) for name in ("checkpoint", "restore"))
 
 
-def _check_counts(spec: SamplingSpec) -> None:
+def _check_settings(spec: SamplingSpec) -> None:
     for name in ("top_k", "penalty_window"):
         value = getattr(spec, name)
         if not _is_integer(value):
             raise RequestError(f"{name} is {value!r}", who="sampling", where=name, got=value, expected="an integer")
+    for processor in spec.processors:
+        if not callable(processor):
+            raise RequestError(
+                f"{processor!r:.80} is no logits processor",
+                who="sampling",
+                where="processors",
+                got=processor,
+                expected="a function of (tokens, logits)",
+            )
     count = spec.logprobs
     if count is not None and not (_is_integer(count) and 0 <= count <= MAX_LOGPROBS):
         raise RequestError(
@@ -210,9 +219,10 @@ def _bias_arrays(spec: SamplingSpec, vocab_size: int) -> tuple[NDArray[np.intp],
                 got=token,
                 expected=f"0 to {vocab_size - 1}",
             )
-        if not (abs(value) <= _LARGEST_BIAS or value == -math.inf):  # refuses NaN too
+        is_number = isinstance(value, int | float | np.number)
+        if not (is_number and (abs(value) <= _LARGEST_BIAS or value == -math.inf)):  # refuses NaN too
             raise RequestError(
-                f"the bias of token {token} is {value}",
+                f"the bias of token {token} is {value!r}",
                 who="sampling",
                 where="logit_bias",
                 got=value,
