@@ -55,7 +55,7 @@ def test_leaves_no_placeholder(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "file", "old", "new", "rule"),
     [
-        ("drafter", "drafter.py", "text.pop(self._config.match)", "text.tokens.pop()", "D-RESTORE-"),
+        ("drafter", "drafter.py", "text.pop(self._config.match)", "text.tokens.pop()", "D-RESTORE-02"),
         ("target", "session.py", "[:length]", "[: length + 1]", "T-ROLLBACK-01"),
     ],
 )

@@ -6,6 +6,7 @@ from power_conformance.drafting import DraftRun, drafting, parts
 from power_conformance.failures import fail, refuse
 from power_conformance.registry import rule
 from power_conformance.subjects import DrafterSubject
+from power_core.types import TokenId
 
 _RESTORE = "DraftSession.checkpoint and restore in power_core/drafter.py"
 _END = "DraftSession.end and close in power_core/drafter.py"
@@ -46,10 +47,10 @@ def check_detours_leave_no_trace(subject: DrafterSubject) -> None:
     with drafting(subject) as run:
         run.begin(0, text[:10], text[10])
         for number, part in enumerate(parts(text[11:])):
-            if number in (1, 3):
+            for detour in _misleading(text, part, number):
                 mark = run.draft.checkpoint(0)
                 run.propose(0)
-                run.detour(0, subject.text(5, stream=8 + number), mark)
+                run.detour(0, detour, mark)
             got = run.round(0, part)
             if got != expected[number]:
                 fail(f"proposed {got} in round {number}, after a detour that was taken back", f"{expected[number]}")
@@ -145,6 +146,16 @@ def check_close(subject: DrafterSubject) -> None:
         for number, part in enumerate(parts(text[11:])):
             if (got := run.round(0, part)) != expected[number]:
                 fail(f"proposed {got} in round {number} after another session was closed", f"{expected[number]}")
+
+
+def _misleading(text: list[TokenId], part: list[TokenId], number: int) -> list[list[TokenId]]:
+    """
+    Detours of five tokens that an index would mix up with the text.
+
+    They begin as the text goes on, or as it began, and then go another way: what they leave behind is
+    found again by the very n-grams that come next.
+    """
+    return [[*part[:2], *text[number : number + 3], text[0]][:5], [*text[number : number + 2], *text[8:5:-1]]]
 
 
 def _checkpointed(run: DraftRun) -> None:
