@@ -21,6 +21,7 @@ from power_core.types import FinishReason
 
 pytestmark = pytest.mark.model
 PromptIds = Callable[[ParityPrompt], tuple[int, ...]]
+Plain = Callable[[ParityPrompt], Result]
 GRID = [(strategy, width) for strategy in STRATEGIES for width in WIDTHS]
 
 
@@ -51,21 +52,19 @@ def test_the_spread_covers_every_strategy_and_width() -> None:
 
 
 @pytest.mark.parametrize("prompt", PROMPTS, ids=lambda p: p.name)
-def test_off_equals_the_raw_loop(
-    prompt: ParityPrompt, raw: RawLoop, plain: dict[str, Result], prompt_ids: PromptIds
-) -> None:
+def test_off_equals_the_raw_loop(prompt: ParityPrompt, raw: RawLoop, plain: Plain, prompt_ids: PromptIds) -> None:
     """Plain decoding is what llama.cpp alone gives, one token at a time."""
-    assert list(plain[prompt.name].token_ids) == raw.generate(prompt_ids(prompt), MAX_TOKENS)
+    assert list(plain(prompt).token_ids) == raw.generate(prompt_ids(prompt), MAX_TOKENS)
 
 
 @pytest.mark.parametrize(("index", "prompt"), list(enumerate(PROMPTS)), ids=lambda p: getattr(p, "name", ""))
 def test_strategies_equal_off(
-    index: int, prompt: ParityPrompt, engine: Engine, plain: dict[str, Result], prompt_ids: PromptIds
+    index: int, prompt: ParityPrompt, engine: Engine, plain: Plain, prompt_ids: PromptIds
 ) -> None:
     """A drafter changes the speed of a request, never its tokens."""
     for strategy, width in spread(index, 3):
         result = engine.complete(prompt_ids(prompt), spec=strategy, draft_max=width, max_tokens=MAX_TOKENS)
-        assert_same(result, plain[prompt.name])
+        assert_same(result, plain(prompt))
         assert result.counts.target_passes <= len(result.token_ids) + result.counts.prefill_passes + 1
 
 
@@ -73,11 +72,11 @@ def test_strategies_equal_off(
 @pytest.mark.parametrize("prompt", PROMPTS, ids=lambda p: p.name)
 @pytest.mark.parametrize(("strategy", "width"), GRID)
 def test_full_grid(
-    prompt: ParityPrompt, strategy: str, width: int, engine: Engine, plain: dict[str, Result], prompt_ids: PromptIds
+    prompt: ParityPrompt, strategy: str, width: int, engine: Engine, plain: Plain, prompt_ids: PromptIds
 ) -> None:
     """Every prompt x strategy x K."""
     result = engine.complete(prompt_ids(prompt), spec=strategy, draft_max=width, max_tokens=MAX_TOKENS)
-    assert_same(result, plain[prompt.name])
+    assert_same(result, plain(prompt))
 
 
 # -- drafters that are right, wrong or lying on purpose ------------------------------------------
@@ -101,12 +100,12 @@ def scripted_drafters(reference: Any, vocab_size: int, width: int) -> dict[str, 
 @pytest.mark.parametrize("prompt", SCRIPTED_PROMPTS, ids=lambda p: p.name)
 @pytest.mark.parametrize("width", [1, 4, 8, 15])
 def test_scripted_drafters_equal_off(
-    prompt: ParityPrompt, width: int, engine: Engine, plain: dict[str, Result], prompt_ids: PromptIds
+    prompt: ParityPrompt, width: int, engine: Engine, plain: Plain, prompt_ids: PromptIds
 ) -> None:
     """Whatever is proposed, at whatever position it goes wrong, the target's tokens come out."""
     ids = prompt_ids(prompt)
-    expected = plain[prompt.name].token_ids[:SCRIPTED_TOKENS]
-    reference = recorded(ids + plain[prompt.name].token_ids)
+    expected = plain(prompt).token_ids[:SCRIPTED_TOKENS]
+    reference = recorded(ids + plain(prompt).token_ids)
     for name, drafter in scripted_drafters(reference, engine.model.tokenizer.vocab_size, width).items():
         loop = StepLoop(
             engine.session, engine.model.tokenizer, draft_max=width,
