@@ -86,6 +86,7 @@ class _Subject:
             rollback_rows=self.rollback_rows,
             threads=self.threads,
             batch_rows=max(self.largest_chunk, self.widest),
+            widest=self.widest,
             widths=list(widths or range(1, self.widest + 1)),
             chunks=list(chunks),
             whole=whole,

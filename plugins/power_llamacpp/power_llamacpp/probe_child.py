@@ -61,9 +61,10 @@ class ProbeTask:
         rollback_rows: Recurrent states kept.
         threads: Compute threads.
         batch_rows: Most rows of a forward.
-        widths: Row counts to compare, 1 and the largest among them.
-        chunks: Prompt chunk sizes to compare with the largest width, ascending; `widths` is then the decode
-            class, and only its smallest and largest member are used.
+        widest: The largest width.
+        widths: Row counts to compare, 1 and `widest` among them.
+        chunks: Prompt chunk sizes to compare with forwards of `widest` rows, ascending; `widths` is then the
+            decode class, and only its smallest and largest member are used.
         whole: Whether a partition of all widths is wanted, or only whether they are one class.
     """
 
@@ -75,6 +76,7 @@ class ProbeTask:
     rollback_rows: int
     threads: int
     batch_rows: int
+    widest: int
     widths: list[int]
     chunks: list[int] = field(factory=list)
     whole: bool = True
@@ -104,7 +106,7 @@ class _Prober:
 
     def __init__(self, task: ProbeTask) -> None:
         self.task = task
-        self.width = max(task.widths)
+        self.width = task.widest
         self.starts: tuple[int, ...] = (_SHORT_PREFIX,) if task.chunks else (_PREFIX, _SHORT_PREFIX)
         reach = max(_SHORT_PREFIX + max(task.chunks, default=0), _CACHE_STEP) + 2 * self.width
         self.model = NativeModel(Path(task.path), extra_buffers=task.extra_buffers)
@@ -227,11 +229,11 @@ class _Prober:
             )
         return answers
 
-    def wide(self, start: int) -> dict[int, str]:
-        """Digests of one forward of the largest width at *start*."""
+    def wide(self, start: int, width: int) -> dict[int, str]:
+        """Digests of one forward of *width* rows at *start*."""
         self.go_to(start)
-        logits, _ = self.forward([(0, start, self.width)])
-        return _digests(logits, range(start, start + self.width))
+        logits, _ = self.forward([(0, start, width)])
+        return _digests(logits, range(start, start + width))
 
     def is_chunk_equal(self, chunk: int, reference: Mapping[int, str]) -> bool:
         """
@@ -244,19 +246,15 @@ class _Prober:
         self.rewind()
         logits, _ = self.forward([(0, start, chunk)], picked)
         mine = _digests(logits, [start + index for index in picked])
-        return _agree(mine, reference) and _agree(mine, self.wide(start + chunk - self.width))
+        return _agree(mine, reference) and _agree(mine, self.wide(start + chunk - self.width, self.width))
 
     def is_step_equal(self) -> bool:
         """Whether narrow and wide forwards agree where the cache is lengthened, as deep as the chunks reached."""
         reached = max(self.task.chunks) // _CACHE_STEP * _CACHE_STEP
-        start, narrow = max(reached, _CACHE_STEP) - self.width // 2, min(self.task.widths)
-        wide = self.wide(start)
-        for first in range(start, start + self.width, narrow):
-            self.go_to(first)
-            logits, _ = self.forward([(0, first, narrow)])
-            if not _agree(_digests(logits, range(first, first + narrow)), wide):
-                return False
-        return True
+        narrow, width = min(self.task.widths), max(self.task.widths)
+        start = max(reached, _CACHE_STEP) - max(width // 2, 1)
+        together = self.wide(start, width)
+        return all(_agree(self.wide(first, narrow), together) for first in range(start, start + width, narrow))
 
 
 def run_task(task: ProbeTask) -> dict[str, JSON]:
@@ -271,7 +269,7 @@ def run_task(task: ProbeTask) -> dict[str, JSON]:
 
 
 def _compare_chunks(prober: _Prober) -> dict[str, JSON]:
-    reference = prober.wide(prober.starts[0])
+    reference = prober.wide(prober.starts[0], prober.width)
     agreeing = 0
     for chunk in prober.task.chunks:
         if not prober.is_chunk_equal(chunk, reference):

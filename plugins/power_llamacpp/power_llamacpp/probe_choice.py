@@ -16,7 +16,7 @@ from power_core.types import JSON
 
 __all__ = ["Choice", "Measurement", "ProbeSettings", "choose", "is_faster", "width_classes"]
 
-_USEFUL_WIDTH = 4  # a class of single rows that ends below this leaves too little to verify with
+_USEFUL_WIDTH = 4  # a class of fewer widths leaves too little to verify with
 _CLEARLY_FASTER = 0.95  # repacked weights take memory and loading time: they must be worth 5 %
 
 
@@ -140,9 +140,9 @@ def choose(measurements: Sequence[Measurement], widest: int) -> Choice | None:
     """
     The best setting: exact first, then fast. None where no setting is alive.
 
-    In order: one class of all widths; a class of single rows that verifies at least a few; the class that
-    verifies most, with single rows padded into it; single rows alone, where rows cannot be padded; and, for
-    a library that does not give the same rows twice, no promise.
+    In order: one class of all widths; a class of single rows that verifies at least a few; a class that
+    verifies a few with the least padding of single rows; single rows alone, where rows cannot be padded;
+    and, for a library that does not give the same rows twice, no promise.
 
     Args:
         measurements: One a setting, plain settings last.
@@ -183,13 +183,14 @@ def _single_rows(measured: Measurement, widths: Sequence[int]) -> Choice:
 
 
 def _rank(option: Choice, widest: int) -> tuple[int, int, int]:
-    """Larger is better: the kind of promise, the widths it covers, and how little padding it needs."""
-    if option.level is ExactnessLevel.UNVERIFIED:
-        return (0, 0, 0)
-    if option.level is ExactnessLevel.PADDED:
-        return (2, len(option.widths), -option.widths[0])
+    """Larger is better: the kind of promise, how little padding a single row needs, the widths covered."""
     useful = len(option.widths) >= min(_USEFUL_WIDTH, widest)
-    return (3 if useful else 1, len(option.widths), 0)
+    kind = {
+        ExactnessLevel.BITWISE: 4 if useful else 2,
+        ExactnessLevel.PADDED: 3 if useful else 1,
+        ExactnessLevel.UNVERIFIED: 0,
+    }
+    return (kind[option.level], -option.widths[0], len(option.widths))
 
 
 def is_faster(measured: Measurement, other: Measurement) -> bool:

@@ -173,7 +173,7 @@ def test_identity_is_the_numeric_path(model: Path) -> None:
 def task(path: Path, **changes) -> probe_child.ProbeTask:
     facts = {
         "path": str(path), "extra_buffers": False, "flash_attention": False, "kv_type": "f16", "swa_full": True,
-        "rollback_rows": 0, "threads": 1, "batch_rows": 256, "widths": list(range(1, 17)),
+        "rollback_rows": 0, "threads": 1, "batch_rows": 256, "widest": 16, "widths": list(range(1, 17)),
     }  # fmt: skip
     return probe_child.ProbeTask(**{**facts, **changes})
 
