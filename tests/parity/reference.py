@@ -2,7 +2,8 @@
 An independent reference: one token a decode on raw llama-cpp-python calls, argmax in numpy.
 
 Shares no code with Power, so that an error in both is unlikely. `pad` repeats each single-row decode
-in a second sequence, for builds whose single rows are in another width class.
+in a second sequence and reads two rows of every decode, for builds whose single rows (of the whole
+pass, and of the output matrix alone) are in another width class.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class RawLoop:
             seq, offset = divmod(i, len(tokens))
             batch.token[i], batch.pos[i] = tokens[offset], (position if seq == 0 else 0) + offset
             batch.n_seq_id[i], batch.seq_id[i][0] = 1, seq
-            batch.logits[i] = seq == 0 and offset == len(tokens) - 1
+            batch.logits[i] = offset >= len(tokens) - 1 - self.pad
         assert native.llama_decode(self.context, batch) == 0
         native.llama_batch_free(batch)
         if sequences == 2:
