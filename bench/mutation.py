@@ -87,7 +87,7 @@ def is_killed(root: Path, mutant: Mutant, code: str, timeout: float) -> bool:
     path = root / mutant.file
     original = path.read_text(encoding="utf-8")
     path.write_text(code, encoding="utf-8")
-    environ = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    environ = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *mutant.tests]
     try:
         done = subprocess.run(command, cwd=root, env=environ, capture_output=True, timeout=timeout, check=False)
