@@ -171,12 +171,12 @@ def _probe(subject: _Subject, candidates: list[ProbeSettings], key: Mapping[str,
         choice = choose(measurements, subject.widest)
     if choice is None:
         raise _all_failed(subject, measurements)
-    chunk, step = _compare_chunks(subject, choice)
+    chunk, steady = _compare_chunks(subject, choice)
     remaining = [measured for measured in measurements if measured is not choice.measured]
-    if not step and (other := choose(remaining, subject.widest)) is not None:
-        choice = other  # what agreed at one cache length did not at another
-        chunk, step = _compare_chunks(subject, choice)
-    return ProbeResult(choice.measured.settings, _profile(subject, choice, chunk, step, measurements, key))
+    if not steady and (other := choose(remaining, subject.widest)) is not None:
+        choice = other  # what agreed on a few rows did not on more
+        chunk, steady = _compare_chunks(subject, choice)
+    return ProbeResult(choice.measured.settings, _profile(subject, choice, chunk, steady, measurements, key))
 
 
 def _measure_next(subject: _Subject, settings: ProbeSettings, before: Sequence[Measurement]) -> list[Measurement]:
@@ -251,7 +251,7 @@ def _on(value: bool) -> str:
 def _compare_chunks(subject: _Subject, choice: Choice) -> tuple[int, bool]:
     """
     The largest prompt chunk up to which every chunk tried agrees with the widest decode forward (0: none), and
-    whether decode widths agree across a step of the cache's length.
+    whether the decode class holds over more rows and a longer cache.
     """
     if choice.level is ExactnessLevel.UNVERIFIED:
         return 0, False
@@ -259,19 +259,19 @@ def _compare_chunks(subject: _Subject, choice: Choice) -> tuple[int, bool]:
     chunks = [chunk for chunk in chunks if chunk > subject.widest] or [subject.widest + 1]
     settings = choice.measured.settings
     result = _child(subject.task(settings, widths=choice.widths, chunks=chunks), subject.timeout)
-    return int(result.get("agreeing", 0)), bool(result.get("step", False))
+    return int(result.get("agreeing", 0)), bool(result.get("steady", False))
 
 
 def _profile(
     subject: _Subject,
     choice: Choice,
     chunk: int,
-    step: bool,
+    steady: bool,
     measurements: Sequence[Measurement],
     key: Mapping[str, JSON],
 ) -> ShapeProfile:
     """Decode and prefill class of the choice; one identity where wide forwards of both agree."""
-    level = choice.level if step else ExactnessLevel.UNVERIFIED
+    level = choice.level if steady else ExactnessLevel.UNVERIFIED
     decode = _width_class(choice, choice.widths, key)
     wide = next((widths for widths in width_classes(choice.measured) if widths[-1] == subject.widest), ())
     if level is ExactnessLevel.UNVERIFIED:
@@ -286,7 +286,7 @@ def _profile(
         "kv_type": str(subject.config.kv_type),
         "decode_widths": f"{decode.widths[0]} to {decode.max_rows}",
         "prefill_widths": f"{prefill.widths[0]} to {prefill.max_rows}",
-        "cache_step": step,
+        "steady": steady,
         "tried": [measured.summary() for measured in measurements],
         "build": key["build"],
     }

@@ -36,6 +36,7 @@ _CACHE_STEP = 256
 _PREFIX = _CACHE_STEP - 6  # positions of sequence 0 before its first compared row
 _SHORT_PREFIX = 8  # of its companion, and before prompt chunks
 _SAMPLES = 3  # timings a width, at most: as many for narrow widths as for wide ones
+_SOAK = 3  # times the largest width: rows that the setting taken is tried on once more
 _MIN_ROWS = 8  # rows each width computes: several forwards of a narrow width, one of a wide one
 
 # A text with a real continuation; the numbers keep its repetitions from being copies.
@@ -108,7 +109,7 @@ class _Prober:
         self.task = task
         self.width = task.widest
         self.starts: tuple[int, ...] = (_SHORT_PREFIX,) if task.chunks else (_PREFIX, _SHORT_PREFIX)
-        reach = max(_SHORT_PREFIX + max(task.chunks, default=0), _CACHE_STEP) + 2 * self.width
+        reach = max(_SHORT_PREFIX + max(task.chunks, default=0), _CACHE_STEP) + (1 + _SOAK) * self.width
         self.model = NativeModel(Path(task.path), extra_buffers=task.extra_buffers)
         self.context = NativeContext(
             self.model,
@@ -248,13 +249,29 @@ class _Prober:
         mine = _digests(logits, [start + index for index in picked])
         return _agree(mine, reference) and _agree(mine, self.wide(start + chunk - self.width, self.width))
 
-    def is_step_equal(self) -> bool:
-        """Whether narrow and wide forwards agree where the cache is lengthened, as deep as the chunks reached."""
+    def is_steady(self) -> bool:
+        """
+        Whether the class holds over more rows, where the cache is lengthened, as deep as the chunks reached.
+
+        Kernels for repacked weights take rows by fours and quantize the rest by other code, which rounds
+        differently for some inputs only. A few rows do not show that: such weights are given three times as many,
+        and the widths that leave the largest rest.
+        """
+        widths = self.task.widths
+        narrow, width = min(widths), max(widths)
         reached = max(self.task.chunks) // _CACHE_STEP * _CACHE_STEP
-        narrow, width = min(self.task.widths), max(self.task.widths)
         start = max(reached, _CACHE_STEP) - max(width // 2, 1)
-        together = self.wide(start, width)
-        return all(_agree(self.wide(first, narrow), together) for first in range(start, start + width, narrow))
+        count = _SOAK * width if self.task.extra_buffers else width
+        rests = [member for member in widths if member > 4 and member % 4 == 3] if self.task.extra_buffers else []
+        known = self._over(start, count, narrow)
+        return all(_agree(self._over(start, count, other), known) for other in (*rests, width))
+
+    def _over(self, start: int, count: int, width: int) -> dict[int, str]:
+        """Digests of at least *count* rows from *start* on, *width* at a time."""
+        digests: dict[int, str] = {}
+        for first in range(start, start + count, width):
+            digests |= self.wide(first, width)
+        return digests
 
 
 def run_task(task: ProbeTask) -> dict[str, JSON]:
@@ -275,7 +292,7 @@ def _compare_chunks(prober: _Prober) -> dict[str, JSON]:
         if not prober.is_chunk_equal(chunk, reference):
             break
         agreeing = chunk
-    return {"agreeing": agreeing, "step": prober.is_step_equal()}
+    return {"agreeing": agreeing, "steady": prober.is_steady()}
 
 
 def _compare_widths(prober: _Prober) -> dict[str, JSON]:

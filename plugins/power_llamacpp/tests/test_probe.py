@@ -231,5 +231,19 @@ def test_chunks_that_disagree_are_left_out(model: Path, monkeypatch: pytest.Monk
     chunks = [17, 33, 64]
     whole = probe_child.run_task(task(model, chunks=chunks))
     disturb(monkeypatch, wide_is_different)
-    assert whole == {"agreeing": 64, "step": True}
-    assert probe_child.run_task(task(model, chunks=chunks)) == {"agreeing": 33, "step": True}
+    assert whole == {"agreeing": 64, "steady": True}
+    assert probe_child.run_task(task(model, chunks=chunks)) == {"agreeing": 33, "steady": True}
+
+
+def test_rare_rounding_of_a_rest_is_found(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Repacked weights whose rest rows differ for one input in ten are not called steady."""
+    class_task = task(model, extra_buffers=True, chunks=[17])
+    undisturbed = probe_child.run_task(class_task)["steady"]
+
+    def rare(rows: int, logits) -> None:
+        rest = logits[rows - rows % 4 :] if len(logits) == rows > 4 else logits[:0]
+        rest[:, 100] += np.where(rest[:, 7] > np.quantile(rest, 0.9), np.float32(1e-3), 0) if len(rest) else 0
+
+    disturb(monkeypatch, rare)
+    assert undisturbed
+    assert not probe_child.run_task(class_task)["steady"]
