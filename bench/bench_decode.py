@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2")
     options = parser.parse_args()
     with Runtime(PowerConfig()) as runtime:
-        engine = runtime.open(options.model, spec="off", draft_max=15, context_size=2048)
+        engine = runtime.open(options.model, spec="off", draft_max=15, width_policy="fixed", context_size=2048)
         print(f"model {engine.name}, level {engine.profile.level.value}, {TOKENS} tokens, {options.rounds} rounds")
         print_costs(engine)
         print_off_against_raw(engine, options.rounds)

@@ -25,7 +25,7 @@ AUTO = "auto"
 # A separate draft model is a real technique, but nothing provides it yet: the name is kept free so
 # that no plugin can take it for something else.
 RESERVED = {"draft-model": "no plugin provides a separate draft model yet"}
-CORE_COMMANDS = frozenset({"doctor", "generate", "models", "plugins", "receipt", "verify"})
+CORE_COMMANDS = frozenset({"doctor", "generate", "models", "plugins", "receipt", "simulate", "verify"})
 _OPTIONS = {
     "targets": frozenset[str](),
     "strategies": frozenset({"auto_rank", "description", "zero_weight"}),
@@ -161,6 +161,8 @@ def _problem(kind: str, name: object, value: object, config: object, options: Ma
         return "a name is a string, not empty, and does not begin with '-'"
     if name in RESERVED or name in (OFF, AUTO):
         return "the name is reserved"
+    if kind == "strategies" and ("," in name or name != name.strip()):
+        return "a strategy's name has no commas and no spaces around it: a list of names is a chain"
     for option in options:
         if option not in _OPTIONS[kind]:
             near = difflib.get_close_matches(option, _OPTIONS[kind], n=1)

@@ -18,6 +18,7 @@ import platformdirs
 from attrs import field, frozen
 
 from power_core.errors import ConfigError, RequestError
+from power_core.scheduler.widths import policy_name
 from power_core.structuring import structured, type_name, unknown_name
 
 if TYPE_CHECKING:  # configuration is read without numpy, which these need
@@ -57,9 +58,13 @@ def _at_least(minimum: int) -> Callable[[object, Any, Any], None]:
     return check
 
 
-def _key(default: Any, minimum: int | None = None, flag: str | None = None) -> Any:
+def _is_policy(_config: object, _attribute: Any, value: str) -> None:
+    policy_name(value)
+
+
+def _key(default: Any, minimum: int | None = None, flag: str | None = None, validator: Any = ()) -> Any:
     metadata = {"flag": flag} if flag else {}
-    return field(default=default, validator=[] if minimum is None else _at_least(minimum), metadata=metadata)
+    return field(default=default, validator=validator if minimum is None else _at_least(minimum), metadata=metadata)
 
 
 @frozen
@@ -69,10 +74,12 @@ class PowerConfig:
 
     Args:
         model: Name of a registered or added model, or a path; None takes the default model.
-        spec_mode: `off`, `auto` or the name of a strategy.
+        spec_mode: `off`, `auto`, the name of a strategy, or several separated by commas: a chain.
         spec_draft_max: Most proposal tokens a round (K). 0 never proposes.
         spec_mtp_recurrent_snapshots: Resident rollback states (S), for targets whose memory cannot be cut
             freely. Below K a deep rejection costs one replay, and then bounds the request's proposals.
+        spec_width_policy: How many tokens of a proposal are checked: `auto`, `cost-aware`, `adaptive` or `fixed`.
+        spec_mtp_adaptive: The older key for `adaptive`.
         allow_unverified: Let strategies run on targets for which nothing can be promised.
         max_tokens: Most tokens to emit; -1 for no limit but the context.
         ctx: Positions per sequence; None takes the smaller of 4096 and what the model was trained for.
@@ -87,6 +94,8 @@ class PowerConfig:
     spec_mode: str = _key("auto", flag="--spec")
     spec_draft_max: int = _key(8, minimum=0, flag="--draft-max")
     spec_mtp_recurrent_snapshots: int = _key(8, minimum=0)
+    spec_width_policy: str = _key("auto", flag="--width-policy", validator=_is_policy)
+    spec_mtp_adaptive: bool = _key(False)
     allow_unverified: bool = _key(False)
     max_tokens: int = _key(256, minimum=-1)
     ctx: int | None = _key(None, minimum=1)
@@ -109,6 +118,16 @@ class PowerConfig:
     def token_limit(self) -> int | None:
         """`max_tokens` as a request has it: None for no limit."""
         return None if self.max_tokens < 0 else self.max_tokens
+
+    @property
+    def width_policy(self) -> str:
+        """
+        The policy that the two keys stand for.
+
+        Raises:
+            ConfigError: They disagree.
+        """
+        return policy_name(self.spec_width_policy, spec_mtp_adaptive=self.spec_mtp_adaptive)
 
     def overlaid(self, table: Mapping[str, Any], source_of: Callable[[str], str]) -> PowerConfig:
         """

@@ -27,11 +27,13 @@ class DrafterRequirements:
         capabilities: Names from `Capability` that the target session must have.
         artifact_kind: Kind of artifact the drafter loads, or None for zero-weight drafters.
         hidden_layers: Target block outputs it reads.
+        fixed_shape: Whether its proposals come in one length only: it is asked for K tokens or for none.
     """
 
     capabilities: frozenset[str] = frozenset()
     artifact_kind: str | None = None
     hidden_layers: tuple[int, ...] = ()
+    fixed_shape: bool = False
 
 
 @frozen

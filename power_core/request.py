@@ -234,7 +234,7 @@ class Counts:
         proposals: Rounds with a proposal.
         drafted: Proposed tokens that reached the target.
         accepted: Those the target chose too.
-        dropped: Proposed tokens not verified: outside the vocabulary or beyond a limit.
+        dropped: Proposed tokens not verified: outside the vocabulary, beyond a limit, or not worth a row.
         emitted: Tokens emitted.
         replays: Rollbacks deeper than the resident window, paid by evaluating accepted rows again.
         rebuilds: Restores that had to evaluate the sequence again from its tokens.

@@ -6,6 +6,7 @@ import hashlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -14,14 +15,16 @@ from power_core.capabilities import AUTO, OFF, Registration
 from power_core.config import PowerConfig, load_config
 from power_core.drafter import Drafter
 from power_core.errors import ArtifactError, CapabilityError, PluginError, PowerError, RequestError
-from power_core.evidence import build_receipt
+from power_core.evidence import CostsRecord, PolicyRecord, build_receipt
 from power_core.hookspecs import ModelSource
 from power_core.models import added_models
 from power_core.plugins import PluginSet, load_plugins
 from power_core.request import Event, GenerationRequest, Result, SamplingSpec
+from power_core.scheduler.chains import SEPARATOR, ChainDrafter, chain_names
 from power_core.scheduler.drafting import OpenDraft
 from power_core.scheduler.loop import StepLoop
 from power_core.scheduler.sequence import Sequence as RunningSequence
+from power_core.scheduler.widths import make_policy
 from power_core.shapes import ExactnessLevel, ShapeProfile
 from power_core.target import ChatMessage, SessionOptions, TargetBackend, TargetModel
 from power_core.types import JSON, Origin, TokenId
@@ -33,6 +36,7 @@ Prompt = str | Sequence[TokenId] | Sequence[ChatMessage]
 _KEYS = {
     "spec": "spec_mode",
     "draft_max": "spec_draft_max",
+    "width_policy": "spec_width_policy",
     "context_size": "ctx",
     "rollback_rows": "spec_mtp_recurrent_snapshots",
 }
@@ -68,6 +72,7 @@ class Runtime:
         *,
         spec: str | None = None,
         draft_max: int | None = None,
+        width_policy: str | None = None,
         context_size: int | None = None,
         parallel: int | None = None,
         threads: int | None = None,
@@ -78,8 +83,9 @@ class Runtime:
 
         Args:
             model: A registered name or a file's path.
-            spec: Default strategy of the engine's requests: a name, `auto` or `off`.
+            spec: Default strategy of the engine's requests: a name, a chain of names, `auto` or `off`.
             draft_max: K, the most proposal tokens of a round.
+            width_policy: How many of them are used: `auto`, `cost-aware`, `adaptive` or `fixed`.
             context_size: Positions per request.
             parallel: Requests decoded together.
             threads: Compute threads.
@@ -92,6 +98,7 @@ class Runtime:
             "model": None if model is None else str(model),
             "spec": spec,
             "draft_max": draft_max,
+            "width_policy": width_policy,
             "context_size": context_size,
             "parallel": parallel,
             "threads": threads,
@@ -100,7 +107,7 @@ class Runtime:
         given = {_KEYS.get(name, name): value for name, value in arguments.items() if value is not None}
         sources = {_KEYS.get(name, name): f"open({name}=)" for name in arguments}
         config = self.config.overlaid(given, sources.__getitem__)
-        strategy = self._strategy(config.spec_mode)
+        strategy, policy = self.strategy(config.spec_mode), config.width_policy
         name, path = self._locate(config.model)
         options = SessionOptions(
             context_size=config.ctx,
@@ -119,6 +126,7 @@ class Runtime:
                 options,
                 strategy=strategy,
                 draft_max=config.spec_draft_max,
+                width_policy=policy,
                 is_auto=config.spec_mode == AUTO,
             )
         except BaseException:
@@ -126,6 +134,21 @@ class Runtime:
             raise
         self._engines.append(engine)
         return engine
+
+    def strategy(self, spec: str) -> str:
+        """
+        The strategy that *spec* stands for: that of `auto`, or the name or the chain of names it is.
+
+        Raises:
+            CapabilityError: Nobody provides it.
+            ConfigError: A chain with a name missing or twice.
+        """
+        if spec in (AUTO, OFF):
+            return self.registry.auto_strategy() if spec == AUTO else OFF
+        names = chain_names(spec)
+        for name in names:
+            self.registry.strategy(name)
+        return SEPARATOR.join(names)
 
     def drafter(self, name: str) -> tuple[Registration[Any], Drafter]:
         """
@@ -165,15 +188,11 @@ class Runtime:
                 fix="report it to the plugin's author",
             ) from exc
 
-    def _strategy(self, name: str) -> str:
-        if name == AUTO:
-            return self.registry.auto_strategy()
-        if name != OFF:
-            self.registry.strategy(name)
-        return name
-
     def _hidden_layers(self, strategy: str) -> tuple[int, ...]:
-        return () if strategy == OFF else self.drafter(strategy)[1].requirements().hidden_layers
+        if strategy == OFF:
+            return ()
+        needs = [self.drafter(name)[1].requirements() for name in chain_names(strategy)]
+        return tuple(sorted({layer for need in needs for layer in need.hidden_layers}))
 
     def _locate(self, model: str | None) -> tuple[str, Path]:
         models = self.models()
@@ -242,6 +261,7 @@ class Engine:
         *,
         strategy: str,
         draft_max: int,
+        width_policy: str,
         is_auto: bool = False,
     ) -> None:
         self._runtime = runtime
@@ -265,9 +285,9 @@ class Engine:
                 default_strategy=self.strategy,
                 draft_max=draft_max,
                 receipt=self._receipt,
+                make_policy=partial(make_policy, width_policy),
             )
-            if self.strategy != OFF:
-                self.loop.drafts.get(self.strategy)
+            self.loop.prepare(self.strategy, draft_max)
         except BaseException:
             self.session.shutdown()
             raise
@@ -452,19 +472,33 @@ class Engine:
 
     def _open_strategy(self, name: str) -> OpenDraft:
         self._check_level(name)
-        item, drafter = self._runtime.drafter(name)
+        members: dict[str, Drafter] = {}
+        owners = []
+        for each in chain_names(name):
+            item, members[each] = self._runtime.drafter(each)
+            self._check_needs(item, members[each])
+            owners.append(item.owner)
+        drafter = ChainDrafter(members, self.loop.costs) if len(members) > 1 else members[each]
         needs = drafter.requirements()
-        missing = needs.capabilities - self.session.capabilities
+        self._owners[name] = ", ".join(dict.fromkeys(owners))
+        return OpenDraft(
+            name,
+            drafter.open(self.model, self.session),
+            owner=self._owners[name],
+            wants_rows=bool(needs.hidden_layers),
+            fixed_shape=needs.fixed_shape,
+        )
+
+    def _check_needs(self, item: Registration[Any], drafter: Drafter) -> None:
+        missing = drafter.requirements().capabilities - self.session.capabilities
         if missing:
             raise CapabilityError(
-                f"strategy {name!r} needs {', '.join(sorted(missing))}, which this target does not have",
+                f"strategy {item.name!r} needs {', '.join(sorted(missing))}, which this target does not have",
                 who=f"engine {self.name!r}",
                 got=sorted(self.session.capabilities),
                 plugin=item.plugin,
                 fix="choose another strategy or another target backend",
             )
-        self._owners[name] = item.owner
-        return OpenDraft(name, drafter.open(self.model, self.session), wants_rows=bool(needs.hidden_layers))
 
     def _receipt(self, sequence: RunningSequence, result: Result) -> Mapping[str, JSON]:
         clock = sequence.clock
@@ -483,7 +517,14 @@ class Engine:
             counts=result.counts,
             timings=clock.timings(),
             environment=self.model.facts(),
+            policy=self._policy_record(sequence),
         )
+
+    def _policy_record(self, sequence: RunningSequence) -> PolicyRecord | None:
+        if sequence.strategy == OFF:
+            return None
+        costs = CostsRecord(**self.loop.costs.curve.to_json())
+        return PolicyRecord(self.loop.policy.name, sequence.width.summary(), costs)
 
 
 class Generation:

@@ -27,6 +27,7 @@ _COMMANDS = {
     "models": ("power_core.cli.models:models", "List models, or add and remove named ones."),
     "plugins": ("power_core.cli.plugins:plugins", "List plugins, what each provides, and which failed to load."),
     "receipt": ("power_core.cli.receipt:receipt", "Check receipts."),
+    "simulate": ("power_core.cli.simulate:simulate", "Replay recorded acceptance against another machine's costs."),
     "verify": ("power_core.cli.verify:verify", "Compare strategies with plain decoding, token by token."),
 }
 

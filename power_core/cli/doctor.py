@@ -99,6 +99,7 @@ def _look_at_model(report: Report, state: State, flags: Mapping[str, Any]) -> No
             "level": profile.level.value,
             "mixable": profile.mixable,
             "auto": runtime.registry.auto_strategy(),
+            "width_policy": runtime.config.width_policy,
             "decode": _class_document(profile.decode),
             "prefill": _class_document(profile.prefill),
             "evidence": evidence,
@@ -149,6 +150,7 @@ def _print(report: Report) -> None:
 def _print_exactness(exactness: Mapping[str, Any]) -> None:
     click.echo(f"exactness: {exactness['level']}")
     click.echo(f"strategy of `auto`: {exactness['auto']}")
+    click.echo(f"width policy: {exactness['width_policy']}")
     click.echo(f"prompt and generated rows in one pass: {'yes' if exactness['mixable'] else 'no'}")
     decode = exactness["decode"]
     rows = [("rows", "cost in plain tokens", "break-even acceptance")]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from power_core.cli import stats as counting
 from power_core.cli import trace as tracing
 from power_core.cli.decode import run_request
 from power_core.cli.options import engine_options, file_path, json_option, prompt_options, sampling_options
@@ -39,13 +40,14 @@ def _biases(_ctx: click.Context, option: click.Parameter, values: Sequence[str])
 @click.option("-f", "--file", type=file_path(), metavar="FILE", help="Read the prompt from FILE.")
 @prompt_options
 @engine_options
-@click.option("--spec", "spec_mode", metavar="STRATEGY|auto|off", help="How to speculate; the text is the same.")
+@click.option("--spec", "spec_mode", metavar="STRATEGY[,...]|auto|off", help="How to speculate; the text is the same.")
 @sampling_options
 @click.option("--logit-bias", callback=_biases, multiple=True, metavar="ID=V", help="Add V to the logit of token ID.")
 @click.option("--stop", multiple=True, metavar="S", help="End before this text.")
 @click.option("--stop-id", type=int, multiple=True, metavar="N", help="End at this token id.")
 @click.option("--json-schema", type=file_path(), metavar="FILE", help="Constrain the output to this JSON schema.")
 @click.option("--logprobs", type=int, metavar="N", help="Report the N most likely tokens beside each token.")
+@click.option("--stats", is_flag=True, help="Say on standard error how it was decoded: policy, widths, counters.")
 @click.option("--trace", is_flag=True, help="Colour tokens by origin, and sum up.")
 @click.option(
     "--receipt", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write the receipt to FILE."
@@ -65,6 +67,7 @@ def generate(
     stop_id: Sequence[TokenId],
     json_schema: Path | None,
     logprobs: int | None,
+    stats: bool,
     trace: bool,
     receipt: Path | None,
     as_json: bool,
@@ -99,11 +102,11 @@ def generate(
                 lambda event: None if as_json else tracing.write_event(event, trace=trace),
                 progress=True,
             )
-    _report(result, trace=trace, receipt=receipt, as_json=as_json)
+    _report(result, stats=stats, trace=trace, receipt=receipt, as_json=as_json)
     ctx.exit(EXIT_INTERRUPTED if result.finish_reason is FinishReason.CANCELLED else 0)
 
 
-def _report(result: Result, *, trace: bool, receipt: Path | None, as_json: bool) -> None:
+def _report(result: Result, *, stats: bool, trace: bool, receipt: Path | None, as_json: bool) -> None:
     from power_core.evidence import generation_document
     from power_core.evidence.canonical import canonical
 
@@ -124,6 +127,9 @@ def _report(result: Result, *, trace: bool, receipt: Path | None, as_json: bool)
     if trace:
         click.echo(tracing.legend(), err=True)
         click.echo(tracing.summary(result), err=True)
+    if stats:
+        for line in counting.lines(result):
+            click.echo(line, err=True)
     if receipt is not None:
         try:
             receipt.write_bytes(canonical(result.receipt) + b"\n")

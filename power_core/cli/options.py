@@ -17,6 +17,12 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 _ENGINE = (
     click.option("--model", metavar="NAME|PATH", help="Model name or file."),
     click.option("--draft-max", "spec_draft_max", type=int, metavar="K", help="Most proposal tokens a round."),
+    click.option(
+        "--width-policy",
+        "spec_width_policy",
+        metavar="NAME",
+        help="auto, cost-aware, adaptive or fixed: see docs/policies.md.",
+    ),
     click.option("--ctx", type=int, metavar="N", help="Context positions."),
     click.option("--threads", type=int, metavar="N", help="Compute threads."),
 )

@@ -31,7 +31,9 @@ __all__ = ["verify"]
 @click.option("-f", "--file", "files", type=file_path(), multiple=True, metavar="FILE", help="Read a prompt from FILE.")
 @prompt_options
 @engine_options
-@click.option("--spec", "specs", multiple=True, metavar="STRATEGY", help="Strategy. [default: all zero-weight ones]")
+@click.option(
+    "--spec", "specs", multiple=True, metavar="STRATEGY[,...]", help="Strategy. [default: all zero-weight ones]"
+)
 @sampling_options
 @json_option
 @click.pass_context
@@ -76,9 +78,13 @@ def verify(
 
 
 def _strategies(registry: Registry, specs: Sequence[str]) -> list[str]:
-    """The named strategies, checked before a model is loaded; else every zero-weight one."""
+    """The named strategies and chains, checked before a model is loaded; else every zero-weight one."""
+    from power_core.scheduler.chains import chain_names
+
     if specs:
-        return [registry.strategy(name).name for name in specs]
+        for name in (name for spec in specs for name in chain_names(spec)):
+            registry.strategy(name)
+        return list(specs)
     found = [item.name for item in registry.strategies if item.options.get("zero_weight")]
     if not found:
         raise CapabilityError(

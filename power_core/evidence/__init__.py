@@ -2,13 +2,15 @@
 
 from power_core.evidence.conformance import CONFORMANCE_SCHEMA, ConformanceBody
 from power_core.evidence.receipts import build_receipt, generation_document, logprobs_json
-from power_core.evidence.schema import SCHEMA, ReceiptBody, Timings
+from power_core.evidence.schema import SCHEMA, CostsRecord, PolicyRecord, ReceiptBody, Timings
 from power_core.evidence.verify import VerifiedReceipt, verify_document, verify_file, verify_generation
 
 __all__ = [
     "CONFORMANCE_SCHEMA",
     "SCHEMA",
     "ConformanceBody",
+    "CostsRecord",
+    "PolicyRecord",
     "ReceiptBody",
     "Timings",
     "VerifiedReceipt",

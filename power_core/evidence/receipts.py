@@ -18,6 +18,7 @@ from power_core.evidence.schema import (
     SCHEMA,
     CountsRecord,
     OutputRecord,
+    PolicyRecord,
     ReceiptBody,
     RequestRecord,
     SamplingRecord,
@@ -53,6 +54,7 @@ def build_receipt(
     counts: Counts,
     timings: Timings,
     environment: Mapping[str, JSON],
+    policy: PolicyRecord | None = None,
     warnings: Iterable[str] = (),
 ) -> dict[str, JSON]:
     """
@@ -73,6 +75,7 @@ def build_receipt(
         counts: What it cost.
         timings: How long it took.
         environment: The target's own facts (`TargetModel.facts`); those of the process are added here.
+        policy: How proposal lengths were decided, None for plain decoding.
         warnings: What the engine wants a reader to know.
 
     Returns:
@@ -85,6 +88,7 @@ def build_receipt(
         target=target,
         strategy=strategy,
         drafter=drafter_owner,
+        policy=policy,
         shape=_shape_record(profile),
         request=_request_record(request, seed),
         counts=_counts_record(counts),

@@ -1,4 +1,4 @@
-"""Receipt version 1, field by field. What a receipt may hold is exactly what these classes name."""
+"""Receipt version 2, field by field. What a receipt may hold is exactly what these classes name."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from power_core.types import JSON, TargetIdentity
 
 __all__ = [
     "SCHEMA",
+    "CostsRecord",
     "CountsRecord",
     "OutputRecord",
+    "PolicyRecord",
     "ReceiptBody",
     "RequestRecord",
     "SamplingRecord",
@@ -22,7 +24,7 @@ __all__ = [
     "converter",
 ]
 
-SCHEMA = "power.receipt/1"
+SCHEMA = "power.receipt/2"
 converter = cattrs.Converter(forbid_extra_keys=True)
 
 
@@ -152,6 +154,36 @@ class CountsRecord:
 
 
 @frozen
+class CostsRecord:
+    """
+    What the width policy took things to cost, in steps of one row: a cost curve for ``power simulate``.
+
+    Args:
+        rows: Rows of a forward (decimal) -> its cost.
+        drafts: Strategy -> costs of asking it for 1, 2, ... tokens; empty until it was timed.
+    """
+
+    rows: dict[str, float]
+    drafts: dict[str, list[float]]
+
+
+@frozen
+class PolicyRecord:
+    """
+    How proposal lengths were decided.
+
+    Args:
+        name: The width policy.
+        summary: Its own account of the request: see `power_core.scheduler.policy.RequestWidth`.
+        costs: The costs it decided by in the end.
+    """
+
+    name: str
+    summary: dict[str, JSON]
+    costs: CostsRecord
+
+
+@frozen
 class UsageRecord:
     """Token counts as OpenAI's API has them."""
 
@@ -187,6 +219,7 @@ class ReceiptBody:
     Args:
         strategy: The strategy that ran.
         drafter: Distribution and version that provided it, None for plain decoding.
+        policy: How proposal lengths were decided, None for plain decoding.
         environment: Interpreter, machine, package versions, and under ``target`` the backend's own facts.
         source: Revision of a checkout as git describes it, else the package and its version.
         warnings: What a reader should know before trusting the numbers.
@@ -195,6 +228,7 @@ class ReceiptBody:
     target: TargetIdentity
     strategy: str
     drafter: str | None
+    policy: PolicyRecord | None
     shape: ShapeRecord
     request: RequestRecord
     counts: CountsRecord

@@ -69,6 +69,7 @@ class ChainDrafter:
         return DrafterRequirements(
             capabilities=frozenset().union(*(need.capabilities for need in needs)),
             hidden_layers=tuple(sorted({layer for need in needs for layer in need.hidden_layers})),
+            fixed_shape=any(need.fixed_shape for need in needs),
         )
 
     def open(self, model: TargetModel, session: TargetSession) -> DraftSession:

@@ -44,6 +44,7 @@ _WORTH_STEP = 0.4
 _CURIOSITY = 0.6  # of a step's worth is expected of the next one
 _PROBE_EXTRA = 1.5
 _FIRST_WAIT, _LONGEST_WAIT = 2, 12  # tokens between probes; the purse may make it longer
+_IDLE_ROUNDS = 8  # without a token checked, before a request is said to decode plainly
 
 
 def hot_widths(draft_max: int, rows: Sequence[int] = ()) -> tuple[int, ...]:
@@ -121,6 +122,11 @@ class CostAwareWidth:
         self._forgone = _Forgone()
         # For the receipt.
         self._asks = self._probes = 0
+        self._idle_rounds = _IDLE_ROUNDS
+
+    @property
+    def mode(self) -> str:
+        return "plain" if self._idle_rounds >= _IDLE_ROUNDS else "drafting"
 
     # -- the two decisions ------------------------------------------------------------------------
 
@@ -166,8 +172,8 @@ class CostAwareWidth:
         self._cells = self._table.cells(len(token_ids), confidences)
         self._values = values = []
         self.chances = survival = self._table.survival(self._cells)
-        if not token_ids or self._policy.needs_plain_step:
-            return 0
+        if not token_ids or (self._policy.needs_plain_step and not beside):
+            return 0  # beside other requests a step of one row cannot be had
         step, rate, first = self._curve.step, self._rate.value, survival[0]
         base, expected, done = step(beside + 1), 0.0, 0
         # An unsure first token risks the extra cost of the whole proposal; the purse must be able to bear it.
@@ -193,6 +199,7 @@ class CostAwareWidth:
     # -- what is learned --------------------------------------------------------------------------
 
     def feedback(self, outcome: Round) -> None:
+        self._idle_rounds = 0 if outcome.drafted else self._idle_rounds + 1
         if outcome.replayed:
             return
         tokens = len(outcome.chosen)

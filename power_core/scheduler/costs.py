@@ -115,6 +115,7 @@ class CostModel:
         self._measured: dict[int, _Window] = {}
         self._drafts: dict[str, dict[int, _Window]] = {}
         self._plain: deque[float] = deque(maxlen=WINDOW // 2)  # seconds of the last single-row steps
+        self._implied: deque[float] = deque(maxlen=WINDOW // 2)  # what they would have taken, from wider steps since
         self._forwards = 0
         self._plain_steps = 0
         self._last_plain = 0
@@ -128,15 +129,24 @@ class CostModel:
 
     @property
     def single_row_s(self) -> float | None:
-        """Seconds that a step of one row takes at present; None before the first timing."""
-        return sorted(self._plain)[len(self._plain) // 2] if self._plain else None
+        """
+        Seconds that a step of one row takes at present; None before the first timing.
+
+        Requests that decode together take no such steps: then it is what their steps imply.
+        """
+        timings = self._implied or self._plain
+        return sorted(timings)[len(timings) // 2] if timings else None
 
     @property
     def needs_plain_step(self) -> bool:
         """
         Whether a single-row step should be timed: where only wide ones are, their cost has nothing to be compared with.
         """
-        return self._plain_steps < PLAIN_TIMINGS or self._forwards - self._last_plain > PLAIN_STALE
+        return self._plain_steps < PLAIN_TIMINGS or self._is_plain_stale
+
+    @property
+    def _is_plain_stale(self) -> bool:
+        return not self._plain or self._forwards - self._last_plain > PLAIN_STALE
 
     def observe_forward(self, width: int, seconds: float) -> None:
         """A decode forward that computed *width* rows (pad rows included) took *seconds*."""
@@ -147,11 +157,18 @@ class CostModel:
             self._plain.append(seconds)
             self._plain_steps += 1
             self._last_plain = self._forwards
-        elif self._plain:  # compared with single rows timed lately: the machine's speed drifts
+            self._implied.clear()
+        elif self._is_plain_stale:  # the cost of a width cannot be told from the machine's speed
+            self._implied.append(seconds / self._cost(width))
+        else:  # compared with single rows timed lately: the machine's speed drifts
             window = self._measured.setdefault(width, _Window(self._priors[width]))
             window.add(seconds / sorted(self._plain)[len(self._plain) // 2])
         if self._forwards % REFRESH == 0 or self._forwards == REFRESH // 4:
             self._stale = True
+
+    def _cost(self, width: int) -> float:
+        window = self._measured.get(width)
+        return self._priors[width] if window is None else window.median
 
     def observe_draft(self, strategy: str, tokens: int, seconds: float) -> None:
         """Asking *strategy* for *tokens* tokens of one request took *seconds*."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import isnan
 from operator import index
 from typing import ParamSpec, TypeVar
 
@@ -12,20 +13,32 @@ from power_core.drafter import DraftRequest, DraftSession, Proposal
 from power_core.errors import DrafterError, PowerError
 from power_core.types import TokenId
 
-__all__ = ["DraftPool", "OpenDraft", "checked_ids"]
+__all__ = ["DraftPool", "OpenDraft", "checked_confidences", "checked_ids"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class OpenDraft:
-    """A strategy opened for one target session."""
+    """
+    A strategy opened for one target session.
 
-    def __init__(self, name: str, session: DraftSession, *, owner: str = "", wants_rows: bool = False) -> None:
+    Args:
+        name: The strategy's.
+        session: Its state.
+        owner: Distribution and version that provide it.
+        wants_rows: Whether it reads the target's hidden states.
+        fixed_shape: See `DrafterRequirements`.
+    """
+
+    def __init__(
+        self, name: str, session: DraftSession, *, owner: str = "", wants_rows: bool = False, fixed_shape: bool = False
+    ) -> None:
         self.name = name
         self.session = session
         self.owner = owner
         self.wants_rows = wants_rows
+        self.fixed_shape = fixed_shape
 
     def call(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a *method* of the draft session; what it raises is a `PowerError` that names the strategy."""
@@ -129,3 +142,19 @@ def checked_ids(proposal: Proposal, limit: int, vocab_size: int) -> list[TokenId
             break
         ids.append(value)
     return ids
+
+
+def checked_confidences(proposal: Proposal, count: int) -> list[float] | None:
+    """
+    The confidences of the first *count* proposed tokens; None where the drafter gave fewer, or what are no numbers.
+
+    >>> checked_confidences(Proposal([5, 7], [0.9, 0.5]), 1), checked_confidences(Proposal([5, 7], [0.9, None]), 2)
+    ([0.9], None)
+    """
+    if proposal.confidences is None:
+        return None
+    try:
+        values = [float(value) for value in proposal.confidences[:count]]
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return None if len(values) < count or any(map(isnan, values)) else values

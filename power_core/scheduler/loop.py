@@ -9,22 +9,24 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Sequence as Seq
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import structlog
-from attrs import evolve
 
 from power_core.decoding import Decoder
-from power_core.drafter import DraftRequest
-from power_core.errors import BackendError, ConfigError, PowerError, RequestError
-from power_core.request import Event, GenerationRequest, Result, TokenLogprobs, Usage
+from power_core.errors import BackendError, ConfigError
+from power_core.request import Event, GenerationRequest
 from power_core.sampling import Sampler, resolve_seed
-from power_core.scheduler.drafting import DraftPool, OpenDraft, checked_ids
+from power_core.scheduler.checks import check_request
+from power_core.scheduler.costs import CostModel
+from power_core.scheduler.drafting import DraftPool, OpenDraft
+from power_core.scheduler.outcome import ReceiptFactory, closing_event, token_events, wrapped
 from power_core.scheduler.plan import Plan, make_plan
+from power_core.scheduler.policy import DraftShape, FixedPolicy, RequestWidth, Round, WidthPolicy
+from power_core.scheduler.proposing import propose
 from power_core.scheduler.sequence import Member, Sequence
-from power_core.target import RowBatch, Rows, TargetSession, Tokenizer
+from power_core.scheduler.verifying import choose
+from power_core.target import RowBatch, TargetSession, Tokenizer
 from power_core.transaction import Phase
 from power_core.types import FinishReason, Origin
 
@@ -32,7 +34,7 @@ __all__ = ["StepLoop"]
 
 log = structlog.get_logger("power.loop")
 OFF = "off"
-ReceiptFactory = Callable[[Sequence, Result], Mapping[str, Any]]
+PolicyFactory = Callable[[CostModel], WidthPolicy]
 
 
 class StepLoop:
@@ -49,6 +51,11 @@ class StepLoop:
         draft_max: K for requests that name none.
         prefill_chunk: Most prompt rows of one step; a cancel waits for at most one chunk.
         receipt: Makes the receipt document of a finished request.
+        make_policy: Makes the width policy for what steps and drafters cost; by default proposals are of K tokens.
+
+    Attributes:
+        costs: What steps and drafters cost, learned from every step.
+        policy: Decides the widths of requests that are submitted from now on.
     """
 
     def __init__(
@@ -61,6 +68,7 @@ class StepLoop:
         draft_max: int = 8,
         prefill_chunk: int = 256,
         receipt: ReceiptFactory | None = None,
+        make_policy: PolicyFactory = lambda _costs: FixedPolicy(),
     ) -> None:
         if session.max_sequences > session.profile.decode.max_rows:
             raise ConfigError(
@@ -76,6 +84,8 @@ class StepLoop:
         self.default_strategy = default_strategy
         self.draft_max = draft_max
         self.prefill_chunk = prefill_chunk
+        self.costs = CostModel(session.profile.decode, draft_max)
+        self.policy = make_policy(self.costs)
         self._receipt = receipt
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
@@ -99,11 +109,12 @@ class StepLoop:
         Raises:
             RequestError: The request cannot be served.
             CapabilityError: Nobody provides its strategy for this target.
+            ConfigError: The width policy cannot drive its strategy.
         """
-        self._check(request)
+        check_request(request, self.tokenizer.vocab_size, self.session.context_size)
         strategy = self.default_strategy if request.spec is None else request.spec
-        if strategy != OFF:
-            self.drafts.get(strategy)  # a missing strategy is the submitter's error, not a step's
+        draft_max = self.draft_max if request.draft_max is None else request.draft_max
+        width = self.prepare(strategy, draft_max)  # a missing strategy is the submitter's error, not a step's
         seed = resolve_seed(request.sampling)
         sequence = Sequence(
             self._next_id,
@@ -112,12 +123,30 @@ class StepLoop:
             sampler=Sampler(request.sampling, prompt=request.prompt, tokenizer=self.tokenizer, seed=seed),
             decoder=Decoder(self.tokenizer, stop=request.stop, stop_ids=request.stop_ids),
             strategy=strategy,
-            draft_max=self.draft_max if request.draft_max is None else request.draft_max,
+            draft_max=draft_max,
+            width=width,
         )
         self._next_id += 1
         self._by_id[sequence.request_id] = sequence
         self._waiting.append(sequence)
         return sequence.request_id
+
+    def prepare(self, strategy: str, draft_max: int) -> RequestWidth:
+        """
+        Open *strategy* where no request has asked for it yet.
+
+        Returns:
+            The policy's state for a request of up to *draft_max* proposal tokens a round.
+
+        Raises:
+            CapabilityError: Nobody provides the strategy for this target.
+            ConfigError: The width policy cannot drive it.
+        """
+        if strategy == OFF:
+            return FixedPolicy().begin(DraftShape(0))
+        draft = self.drafts.get(strategy)
+        shape = DraftShape(draft_max, self.session.rollback_capacity, draft.name, fixed=draft.fixed_shape)
+        return self.policy.begin(shape)
 
     def cancel(self, request_id: int) -> None:
         """Ask for the end of a request; unknown and finished ones are ignored."""
@@ -143,24 +172,6 @@ class StepLoop:
         self._by_id.clear()
         self.drafts.close()
 
-    def _check(self, request: GenerationRequest) -> None:
-        who, vocab = "request", self.tokenizer.vocab_size
-        if not isinstance(request, GenerationRequest):
-            raise RequestError(f"{request!r:.80} was submitted", who=who, got=request, expected="a GenerationRequest")
-        if not request.prompt:
-            raise RequestError("the prompt is empty", who=who, expected="at least one token")
-        bad = next((token for token in request.prompt if not 0 <= token < vocab), None)
-        if bad is not None:
-            raise RequestError(f"prompt token {bad} is no token id", who=who, got=bad, expected=f"0 to {vocab - 1}")
-        if len(request.prompt) > self.session.context_size:
-            raise RequestError(
-                f"the prompt has {len(request.prompt)} tokens",
-                who=who,
-                got=len(request.prompt),
-                expected=f"at most {self.session.context_size}",
-                fix="shorten it or raise --ctx",
-            )
-
     # -- one step ---------------------------------------------------------------------------------
 
     def step(self) -> list[Event]:
@@ -180,7 +191,7 @@ class StepLoop:
             plan = self._plan()
             if plan is not None:
                 members = self._checkpoint(plan.members)
-                members = self._propose(members)
+                members = self._propose(members, plan.room)
                 if members:
                     self._forward(members, plan)
                     members = self._verify(members)
@@ -234,85 +245,40 @@ class StepLoop:
                 opened.append(member)
         return opened
 
-    def _propose(self, members: list[Member]) -> list[Member]:
-        groups: dict[str, tuple[OpenDraft, list[Member]]] = {}
-        for member in members:
-            draft = member.sequence.draft
-            if draft is not None and member.limit:
-                groups.setdefault(draft.name, (draft, []))[1].append(member)
-        failed: set[int] = set()
-        for draft, group in groups.values():
-            requests = [DraftRequest(m.sequence.seq, m.sequence.tokens[-1], m.limit) for m in group]
-            answers = draft.propose(requests, [member.rewind_draft for member in group])
-            for member, answer in zip(group, answers, strict=True):
-                if isinstance(answer, PowerError):
-                    self._abandon(member, answer)
-                    failed.add(id(member))
-                    continue
-                member.proposal = checked_ids(answer, member.limit, self.tokenizer.vocab_size)
-                member.sequence.counts.dropped += len(answer.token_ids) - len(member.proposal)
+    def _propose(self, members: list[Member], room: int) -> list[Member]:
+        failures = propose(members, room=room, costs=self.costs, vocab_size=self.tokenizer.vocab_size)
+        for member, error in failures:
+            self._abandon(member, error)
+        failed = {id(member) for member, _ in failures}
         return self._advance((m for m in members if id(m) not in failed), Phase.DRAFTED)
 
     def _forward(self, members: list[Member], plan: Plan) -> None:
-        batch = self._batch
+        batch, outputs = self._batch, 0
         batch.clear()
         for member in members:
-            tokens, base = member.sequence.tokens, member.base
-            rows = tokens[base : base + member.known] + member.proposal
-            outputs = len(member.proposal) + 1 if member.samples else 0
-            member.start = batch.add_chain(member.sequence.seq, base, rows, outputs)
+            outputs += member.add_rows(batch)
         started = time.perf_counter()
         rows_out = self.session.forward(batch, plan.shape)
         elapsed = time.perf_counter() - started
         self.forward_seconds += elapsed
+        if outputs == batch.n and plan.shape == self.session.profile.decode:  # rows not read back cost less
+            self.costs.observe_forward(rows_out.width, elapsed)
         for member in members:
             member.rows = rows_out
-            self._count_pass(member, rows_out, elapsed)
+            member.count_pass(rows_out.width, elapsed)
             member.transaction.advance(Phase.EVALUATED)
-
-    def _count_pass(self, member: Member, rows: Rows, elapsed: float) -> None:
-        counts = member.sequence.counts
-        if member.base < member.sequence.num_prompt:
-            member.sequence.clock.prefill_s += elapsed
-        counts.target_passes += 1
-        counts.widths[rows.width] = counts.widths.get(rows.width, 0) + 1
-        if not member.samples:
-            counts.prefill_passes += 1
-            return
-        counts.rounds += 1
-        counts.proposals += bool(member.proposal)
-        counts.drafted += len(member.proposal)
 
     def _verify(self, members: list[Member]) -> list[Member]:
         verified = []
         for member in self._drop_cancelled(members):
             try:
                 if member.samples:
-                    self._choose(member)
+                    choose(member, self.session.context_size)
             except Exception as exc:  # noqa: BLE001 - user processors may raise anything: only this request ends
                 self._abandon(member, exc)
             else:
                 verified.append(member)
         return self._advance(verified, Phase.VERIFIED)
-
-    def _choose(self, member: Member) -> None:
-        """Sample rows in order up to the first mismatch, or to where plain decoding would have ended."""
-        sequence, proposal, rows = member.sequence, member.proposal, member.rows
-        assert rows is not None
-        first = member.start + member.known - 1
-        for offset in range(len(proposal) + 1):
-            token = sequence.sampler.sample(rows, first + offset)
-            text, stopped = sequence.decoder.push(token)
-            member.chosen.append(token)
-            member.texts.append(text)
-            matches = offset < len(proposal) and token == proposal[offset]
-            member.accepted += matches
-            if stopped or sequence.sampler.is_complete:
-                member.finish = FinishReason.STOP
-            else:
-                member.finish = sequence.limit_reached(self.session.context_size)
-            if member.finish is not None or not matches:
-                return
 
     def _commit(self, members: list[Member]) -> None:
         for member in self._drop_cancelled(members):
@@ -327,27 +293,32 @@ class StepLoop:
     def _record(self, member: Member) -> None:
         """Put the chosen tokens of a committed member in the outbox, and end its request where it ends."""
         sequence, counts = member.sequence, member.sequence.counts
-        first = len(sequence.origins)
-        origins = [_origin(member, offset) for offset in range(len(member.chosen))]
-        entries: Seq[TokenLogprobs | None] = sequence.sampler.logprobs()[first:] or [None] * len(origins)
-        events = [
-            Event(sequence.request_id, text, token, origin, first + offset, entry)
-            for offset, (token, text, origin, entry) in enumerate(
-                zip(member.chosen, member.texts, origins, entries, strict=True)
-            )
-        ]
+        events = token_events(member)
         member.recorded = True
         self._outbox += events
-        sequence.origins += origins
+        sequence.origins += [event.origin for event in events]
         sequence.texts += member.texts
         counts.accepted += member.accepted
-        counts.emitted += len(origins)
+        counts.emitted += len(events)
         counts.guard = sequence.guard
         sequence.evaluated_prompt = min(member.base + member.kept, sequence.num_prompt)
-        if origins and sequence.clock.first_token is None:
+        if events and sequence.clock.first_token is None:
             sequence.clock.first_token = time.perf_counter()
+        if member.samples:
+            self._feed_back(member)
         if member.finish is not None:
             self._finish(sequence, member.finish)
+
+    def _feed_back(self, member: Member) -> None:
+        """Tell the width policy what became of its decisions; only now, so that a step undone teaches nothing."""
+        width = member.sequence.width
+        before = width.mode
+        width.feedback(Round(len(member.proposal), member.accepted, member.chosen, member.replayed))
+        if width.mode != before:
+            log.debug(
+                "width policy switched", request=member.sequence.request_id, policy=self.policy.name,
+                before=before, after=width.mode,
+            )  # fmt: skip
 
     def _emit(self) -> list[Event]:
         events, self._outbox = self._outbox, []
@@ -395,8 +366,7 @@ class StepLoop:
                 self._fail(member.sequence, exc)
 
     def _fail(self, sequence: Sequence, error: BaseException) -> None:
-        if not isinstance(error, PowerError):
-            error = _wrap(error)
+        error = wrapped(error)
         log.warning("request failed", request=sequence.request_id, error=str(error))
         self._finish(sequence, FinishReason.ERROR, error)
 
@@ -410,7 +380,7 @@ class StepLoop:
             else:
                 self._waiting.remove(sequence)
         finally:  # whoever waits for the end gets it, an interrupt notwithstanding
-            self._outbox.append(self._end(sequence, reason, error))
+            self._outbox.append(closing_event(sequence, reason, error, self._receipt))
 
     def _release(self, sequence: Sequence) -> None:
         """Free what *sequence* holds, and its id unless that may still be in use."""
@@ -424,52 +394,9 @@ class StepLoop:
             if not sequence.is_lost:
                 self._free.append(sequence.seq)
 
-    def _end(self, sequence: Sequence, reason: FinishReason, error: BaseException | None) -> Event:
-        sequence.clock.finished = time.perf_counter()
-        rest = sequence.decoder.flush()
-        result = self._result(sequence, reason, rest, error)
-        return Event(sequence.request_id, rest, None, Origin.END, len(sequence.origins), None, result)
-
-    def _result(self, sequence: Sequence, reason: FinishReason, rest: str, error: BaseException | None) -> Result:
-        ids = tuple(sequence.tokens[sequence.num_prompt :])
-        wanted = sequence.request.sampling.logprobs is not None
-        result = Result(
-            request_id=sequence.request_id,
-            text="".join(sequence.texts) + rest,
-            token_ids=ids,
-            prompt_token_ids=tuple(sequence.request.prompt),
-            finish_reason=reason,
-            usage=Usage(sequence.num_prompt, len(ids)),
-            origins=tuple(sequence.origins),
-            logprobs=tuple(sequence.sampler.logprobs()) if wanted else None,
-            counts=sequence.counts,
-            error=error,
-            client_id=sequence.request.client_id,
-        )
-        if self._receipt is None or error is not None:
-            return result
-        try:
-            return result.with_receipt(self._receipt(sequence, result))
-        except Exception as exc:  # noqa: BLE001 - the end must come: a result without a receipt is an error
-            return evolve(result, finish_reason=FinishReason.ERROR, error=_wrap(exc))
-
-
-def _origin(member: Member, offset: int) -> Origin:
-    if not member.proposal:
-        return Origin.PLAIN
-    if offset < member.accepted:
-        return Origin.ACCEPTED
-    return Origin.BONUS if member.accepted == len(member.proposal) else Origin.CORRECTION
-
 
 def _no_sequence_left() -> BackendError:
     return BackendError(
         "every sequence of the session was lost to a close that failed", who="scheduler",
         fix="close the engine and open the model again",
     )  # fmt: skip
-
-
-def _wrap(error: BaseException) -> PowerError:
-    wrapped = BackendError(f"{type(error).__name__}: {error}", who="request", got=error)
-    wrapped.__cause__ = error
-    return wrapped

@@ -16,10 +16,17 @@ __all__ = ["Plan", "make_plan"]
 
 @frozen
 class Plan:
-    """Members of a step and the class it is computed in."""
+    """
+    Members of a step and the class it is computed in.
+
+    Args:
+        room: Rows that all proposals together may have. Each member may ask for all of them, and what comes
+            out too long is cut where it is least likely to be used.
+    """
 
     members: tuple[Member, ...]
     shape: WidthClass
+    room: int = 0
 
 
 def make_plan(
@@ -38,15 +45,16 @@ def make_plan(
     prefilling, decoding = _split(sequences, session)
     mixes = session.profile.mixable and prefill.max_rows > len(decoding)
     if not prefilling or (decoding and not mixes and not prefer_prefill):
-        members = _decode_members(decoding, session, decode.max_rows)
-        return Plan(tuple(members), decode) if members else None
+        members, room = _decode_members(decoding, session, decode.max_rows)
+        return Plan(tuple(members), decode, room) if members else None
     if not mixes:
         return Plan(tuple(_prefill_members(prefilling, session, min(prefill_chunk, prefill.max_rows))), prefill)
     # Generated rows go first, but leave the prompts half of a narrow forward.
-    room = min(decode.max_rows, max(len(decoding), prefill.max_rows // 2))
-    members = _decode_members(decoding, session, room)
-    room = prefill.max_rows - sum(member.known + member.limit for member in members)
-    return Plan((*members, *_prefill_members(prefilling, session, min(prefill_chunk, room))), prefill)
+    most = min(decode.max_rows, max(len(decoding), prefill.max_rows // 2))
+    members, room = _decode_members(decoding, session, most)
+    taken = sum(member.known for member in members) + min(sum(member.limit for member in members), room)
+    rest = min(prefill_chunk, prefill.max_rows - taken)
+    return Plan((*members, *_prefill_members(prefilling, session, rest)), prefill, room)
 
 
 def _split(sequences: Iterable[Sequence], session: TargetSession) -> tuple[list[Sequence], list[Sequence]]:
@@ -66,11 +74,12 @@ def _prefill_members(sequences: Iterable[Sequence], session: TargetSession, room
         if known < 1:
             break
         room -= known
-        members.append(Member(sequence, base, known, samples=base + known == len(sequence.tokens), limit=0))
+        members.append(Member(sequence, base, known, samples=base + known == len(sequence.tokens)))
     return members
 
 
-def _decode_members(sequences: Seq[Sequence], session: TargetSession, room: int) -> list[Member]:
+def _decode_members(sequences: Seq[Sequence], session: TargetSession, room: int) -> tuple[list[Member], int]:
+    """Members with the pending tokens of this step, and the rows that are left for proposals."""
     members = []
     for index, sequence in enumerate(sequences):
         base = session.length(sequence.seq)
@@ -78,17 +87,18 @@ def _decode_members(sequences: Seq[Sequence], session: TargetSession, room: int)
         if share < 1:
             continue
         known = min(len(sequence.tokens) - base, share)
-        samples = base + known == len(sequence.tokens)
-        limit = _proposal_limit(sequence, session.context_size, share - known) if samples else 0
-        room -= known + limit
-        members.append(Member(sequence, base, known, samples=samples, limit=limit))
-    return members
+        room -= known
+        members.append(Member(sequence, base, known, samples=base + known == len(sequence.tokens)))
+    beside = sum(member.known for member in members) - 1
+    for member in members:
+        if member.samples:
+            limit = _proposal_limit(member.sequence, session.context_size, room)
+            member.limit = member.sequence.width.limit(limit, beside)
+    return members, room
 
 
 def _proposal_limit(sequence: Sequence, context_size: int, room: int) -> int:
     """min(K, remaining tokens - 1, remaining context, room in the class, guard), never negative."""
-    if sequence.draft is None:
-        return 0
     limit = min(sequence.draft_max, context_size - len(sequence.tokens), room)
     if sequence.request.max_tokens is not None:
         limit = min(limit, sequence.request.max_tokens - sequence.num_emitted - 1)

@@ -75,6 +75,10 @@ class RequestWidth(Protocol):
 
     chances: Sequence[float]
 
+    @property
+    def mode(self) -> str:
+        """What the policy is doing with the request, in a word; only `feedback` changes it."""
+
     def limit(self, room: int, beside: int = 0) -> int:
         """
         How many tokens to ask for, 0 to *room*.
@@ -131,6 +135,7 @@ class FixedPolicy:
 
 class _FixedWidth:
     chances: Sequence[float] = ()
+    mode = "fixed"
 
     def __init__(self, draft_max: int) -> None:
         self._draft_max = draft_max
@@ -190,6 +195,12 @@ class _AdaptiveWidth:
         self._is_first = True
         self._low_rounds = 0
         self._is_off = False
+
+    @property
+    def mode(self) -> str:
+        if self._is_off:
+            return "target-only"
+        return "wide" if self._width == self._wide else "narrow"
 
     def limit(self, room: int, beside: int = 0) -> int:  # noqa: ARG002 - the protocol's
         return 0 if self._is_off else min(self._width, room)

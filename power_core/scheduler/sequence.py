@@ -14,7 +14,8 @@ from power_core.evidence import Timings
 from power_core.request import Counts, GenerationRequest
 from power_core.sampling import Sampler
 from power_core.scheduler.drafting import OpenDraft
-from power_core.target import Rows, TargetSession
+from power_core.scheduler.policy import RequestWidth
+from power_core.target import RowBatch, Rows, TargetSession
 from power_core.transaction import Participant, Transaction
 from power_core.types import FinishReason, Origin, SeqId, TokenId
 
@@ -54,6 +55,7 @@ class Sequence:
     Attributes:
         request_id: Number the loop gave it.
         seq: Sequence id in the target session.
+        width: The width policy's state of the request.
         guard: Proposal cap after a replay, or None.
         cancelled: Set from any thread; honoured at the next phase boundary.
         is_open: Whether the target holds the sequence.
@@ -70,6 +72,7 @@ class Sequence:
         decoder: Decoder,
         strategy: str,
         draft_max: int,
+        width: RequestWidth,
     ) -> None:
         self.request_id = request_id
         self.request = request
@@ -78,6 +81,7 @@ class Sequence:
         self.decoder = decoder
         self.strategy = strategy
         self.draft_max = draft_max
+        self.width = width
         self.seq: SeqId = -1
         self.draft: OpenDraft | None = None
         self.num_prompt = len(request.prompt)
@@ -170,16 +174,16 @@ class Member:
     """
 
     __slots__ = (
-        "accepted", "base", "chosen", "finish", "known", "limit", "proposal", "recorded", "rows", "samples", "sequence",
-        "start", "texts", "transaction",
+        "accepted", "base", "chosen", "finish", "known", "limit", "proposal", "recorded", "replayed", "rows", "samples",
+        "sequence", "start", "texts", "transaction",
     )  # fmt: skip
 
-    def __init__(self, sequence: Sequence, base: int, known: int, *, samples: bool, limit: int) -> None:
+    def __init__(self, sequence: Sequence, base: int, known: int, *, samples: bool) -> None:
         self.sequence = sequence
         self.base = base  # positions the target held before the step
         self.known = known
         self.samples = samples
-        self.limit = limit  # most proposal rows
+        self.limit = 0  # most proposal rows
         self.proposal: list[TokenId] = []
         self.start = 0  # index of the first row in the step's batch
         self.rows: Rows | None = None
@@ -187,6 +191,7 @@ class Member:
         self.chosen: list[TokenId] = []
         self.texts: list[str] = []
         self.finish: FinishReason | None = None
+        self.replayed = False  # whether the commit went back further than the resident window
         self.recorded = False  # whether its tokens are in the outbox
         self.transaction: Transaction
 
@@ -194,6 +199,28 @@ class Member:
         """Bring the draft back to where the step opened; the step goes on."""
         drafting = self.sequence.drafting
         drafting.restore(self.transaction.checkpoint_of(drafting))
+
+    def add_rows(self, batch: RowBatch) -> int:
+        """Append the member's rows to *batch*; returns how many of them are read back."""
+        first, sequence = self.base, self.sequence
+        rows = sequence.tokens[first : first + self.known] + self.proposal
+        outputs = len(self.proposal) + 1 if self.samples else 0
+        self.start = batch.add_chain(sequence.seq, first, rows, outputs)
+        return outputs
+
+    def count_pass(self, width: int, elapsed: float) -> None:
+        """Count a forward of *width* rows that the member took part in; *elapsed* in seconds."""
+        counts = self.sequence.counts
+        if self.base < self.sequence.num_prompt:
+            self.sequence.clock.prefill_s += elapsed
+        counts.target_passes += 1
+        counts.widths[width] = counts.widths.get(width, 0) + 1
+        if not self.samples:
+            counts.prefill_passes += 1
+            return
+        counts.rounds += 1
+        counts.proposals += bool(self.proposal)
+        counts.drafted += len(self.proposal)
 
     @property
     def kept(self) -> int:
@@ -232,6 +259,7 @@ class TargetParticipant:
             return
         self._rewind(member.transaction.checkpoint_of(self))
         self._sequence.counts.replays += 1
+        member.replayed = True
         # R5: after one exact replay the request proposes no more than the window holds.
         self._sequence.guard = session.rollback_capacity or 0
 

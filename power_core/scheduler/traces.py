@@ -141,6 +141,7 @@ class RecordingPolicy:
 
 class _RecordingWidth:
     chances: Sequence[float] = ()
+    mode = "recording"
 
     def __init__(self, draft_max: int) -> None:
         self._draft_max = draft_max

@@ -138,7 +138,7 @@ def test_trace_colours_by_origin_and_sums_up(power: Power, toy: Any) -> None:
     """Accepted tokens are green; legend and summary stand on standard error, beside the text."""
     target = toy.target()
     toy.strategies = {"oracle": OracleDrafter(lambda tokens: target.greedy(tokens), 105)}
-    result = power("generate", "abc", "--max-tokens", "16", "--trace", color=True)
+    result = power("generate", "abc", "--max-tokens", "16", "--width-policy", "fixed", "--trace", color=True)
     assert "\x1b[32m" in result.stdout
     legend, summary = result.stderr.splitlines()
     assert [name for name in ("plain", "accepted", "correction", "bonus") if name not in legend] == []

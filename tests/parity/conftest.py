@@ -46,7 +46,9 @@ def gemma() -> str:
 def engine(request: pytest.FixtureRequest, runtime: Runtime) -> Iterator[Engine]:
     model = gemma() if request.param == "gemma" else request.param
     # One thread: beside another busy process, two threads on two cores wait for each other at every barrier.
-    with open_engine(runtime, model, spec="off", draft_max=15, context_size=2048, parallel=4, threads=1) as engine:
+    with open_engine(
+        runtime, model, spec="off", draft_max=15, width_policy="fixed", context_size=2048, parallel=4, threads=1
+    ) as engine:
         yield engine
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from power_core.cli.simulate import simulate
+from power_core.cli import cli
 from power_core.cli.state import State
 from power_core.errors import ConfigError
 from power_core.scheduler.policy import DraftShape, FixedPolicy, Round
@@ -117,7 +117,10 @@ def test_a_file_that_is_no_curve_is_refused(tmp_path, text):
 
 def test_the_command_prints_a_row_a_workload_and_the_limit(files):
     answer = CliRunner().invoke(
-        simulate, [str(files / "t.jsonl"), "--cost-curve", str(files / "c.json")], obj=State(), catch_exceptions=False
+        cli,
+        ["simulate", str(files / "t.jsonl"), "--cost-curve", str(files / "c.json")],
+        obj=State(),
+        catch_exceptions=False,
     )
     assert answer.exit_code == 0
     header, copy, prose = answer.output.splitlines()[:3]
@@ -128,7 +131,7 @@ def test_the_command_prints_a_row_a_workload_and_the_limit(files):
 
 def test_the_command_prints_one_json_document(files):
     arguments = [str(files / "t.jsonl"), "--cost-curve", str(files / "c.json"), "--json"]
-    document = json.loads(CliRunner().invoke(simulate, arguments, obj=State(), catch_exceptions=False).output)
+    document = json.loads(CliRunner().invoke(cli, ["simulate", *arguments], obj=State(), catch_exceptions=False).output)
     copy = document["workloads"][0]
     assert copy["oracle"] >= copy["speeds"]["cost-aware"] > 1.5
     assert document["curve"]["rows"]["2"] == 2
