@@ -46,7 +46,8 @@ def no_children(*args, **kwargs):
 def rows_by_width(path: Path, result: probe.ProbeResult, widths: list[int], *, start: int, count: int) -> list[bytes]:
     """Logits of positions start .. start+count-1 at each width, by plain calls that share nothing with the probe."""
     weights = NativeModel(path, extra_buffers=result.settings.extra_buffers)
-    settings = ContextSettings(1024, flash_attention=result.settings.flash_attention, max_outputs=64)
+    threads = int(result.profile.evidence["threads"])
+    settings = ContextSettings(1024, threads=threads, flash_attention=result.settings.flash_attention, max_outputs=64)
     outcomes = []
     for width in widths:
         with NativeContext(weights, settings) as context:
@@ -80,7 +81,7 @@ def test_each_kind_of_memory(factory, tmp_path: Path) -> None:
 
 def test_flash_attention_claim_holds_where_kernels_split(model: Path) -> None:
     """Forced fused attention, whose kernel for single rows differs from 512 positions on, is not called one class."""
-    result = measure(model, LlamaCppConfig(flash_attention=Choice.ON, extra_buffers=Choice.OFF))
+    result = measure(model, LlamaCppConfig(flash_attention=Choice.ON, extra_buffers=Choice.OFF), threads=2)
     widths = result.profile.decode.widths
     one, first, last = rows_by_width(model, result, [1, widths[0], widths[-1]], start=510, count=16)
     assert first == last
@@ -96,6 +97,24 @@ def test_config_decides_what_is_tried(model: Path) -> None:
     assert {(False, False), (True, False)} <= tried
     assert any(flash for _, flash in tried)
     assert auto.profile.level is fixed.profile.level
+
+
+def test_inexact_flash_attention_is_never_worth_its_speed(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Left to the probe, fused attention that is not one class is given up at once, however fast it is."""
+    child = probe._child
+
+    def answer(asked: probe_child.ProbeTask, timeout: float):
+        result = child(asked, timeout)
+        for width in result.get("widths", {}).values():
+            width["ms"] *= 0.01 if asked.flash_attention else 1
+            width["rows"] |= {key: f"single {key}" for key in width["rows"] if width is result["widths"]["1"]}
+        return result
+
+    monkeypatch.setattr(probe, "_child", answer)
+    # two threads: with one, the fused kernel does not split a single row's work and is one class
+    result = measure(model, LlamaCppConfig(extra_buffers=Choice.OFF, prefill_rows=64), threads=2)
+    assert result.profile.level is ExactnessLevel.PADDED
+    assert not result.settings.flash_attention
 
 
 def test_quantized_cache_needs_flash_attention(tmp_path: Path) -> None:
