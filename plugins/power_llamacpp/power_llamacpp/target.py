@@ -158,6 +158,7 @@ class LlamaCppModel:
             threads=options.threads or 1,
             max_rows=options.max_rows,
             context=options.context_size,
+            rollback_rows=options.rollback_rows,
         )
         return result.settings.flash_attention, result.settings.extra_buffers, result.profile
 
