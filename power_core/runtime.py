@@ -17,6 +17,7 @@ from power_core.drafter import Drafter
 from power_core.errors import ArtifactError, CapabilityError, PluginError, PowerError, RequestError
 from power_core.evidence import CostsRecord, PolicyRecord, build_receipt
 from power_core.hookspecs import ModelSource
+from power_core.log import log_quietly
 from power_core.models import added_models
 from power_core.plugins import PluginSet, load_plugins
 from power_core.request import Event, GenerationRequest, Result, SamplingSpec
@@ -56,6 +57,7 @@ class Runtime:
     """
 
     def __init__(self, config: PowerConfig | None = None, plugins: PluginSet | None = None) -> None:
+        log_quietly()
         self.config = load_config() if config is None else config
         self.plugins = load_plugins() if plugins is None else plugins
         self.config.check_plugins(self.plugins)

@@ -15,7 +15,7 @@ LAYERS = [
     {"errors", "types"},
     {"shapes"},
     {"hookspecs", "structuring"},
-    {"capabilities", "models", "target"},
+    {"capabilities", "log", "models", "target"},
     {"drafter", "request"},
     {"plugins", "sampling", "decoding", "grammar", "transaction"},
     {"evidence", "scheduler", "config"},
