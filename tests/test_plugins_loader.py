@@ -78,6 +78,7 @@ def test_installed_plugin_appears_with_its_owner(install: Install, load: Load) -
         (STRATEGY.format(name="bad", rank=0).replace("lambda config: None", "3"), "cannot be registered by a int"),
         (STRATEGY.format(name="auto", rank=0), "reserved"),
         (STRATEGY.format(name="draft-model", rank=0), "reserved"),
+        (STRATEGY.format(name="a,b", rank=0), "a list of names is a chain"),
         (STRATEGY.format(name="", rank=0), "not empty"),
         (STRATEGY.format(name="bad", rank=0).replace("(register)", "(registr)"), "registr"),
         (

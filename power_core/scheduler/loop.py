@@ -293,6 +293,8 @@ class StepLoop:
     def _record(self, member: Member) -> None:
         """Put the chosen tokens of a committed member in the outbox, and end its request where it ends."""
         sequence, counts = member.sequence, member.sequence.counts
+        if member.samples:  # first: what an interrupt breaks off here is done again
+            self._feed_back(member)
         events = token_events(member)
         member.recorded = True
         self._outbox += events
@@ -304,8 +306,6 @@ class StepLoop:
         sequence.evaluated_prompt = min(member.base + member.kept, sequence.num_prompt)
         if events and sequence.clock.first_token is None:
             sequence.clock.first_token = time.perf_counter()
-        if member.samples:
-            self._feed_back(member)
         if member.finish is not None:
             self._finish(sequence, member.finish)
 

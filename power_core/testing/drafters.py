@@ -66,6 +66,7 @@ class ScriptedDrafter:
         script: Proposals by round, or a function (tokens so far, most wanted, round) -> `Proposal`.
         confidences: Put beside every proposed token, or None.
         hidden_layers: Target block outputs to require and read.
+        fixed_shape: Claimed among the requirements.
         faults: Where sessions, `requirements` and `open` fail on purpose.
 
     >>> from power_core.drafter import DraftRequest
@@ -83,18 +84,20 @@ class ScriptedDrafter:
         *,
         confidences: float | None = None,
         hidden_layers: Collection[int] = (),
+        fixed_shape: bool = False,
         faults: Faults | None = None,
     ) -> None:
         self._propose = script if callable(script) else _from_script(script)
         self._confidence = confidences
         self._layers = tuple(hidden_layers)
+        self._fixed_shape = fixed_shape
         self.faults = faults or Faults()
         self.sessions: list[ScriptedDraftSession] = []
 
     def requirements(self) -> DrafterRequirements:
         self.faults.enter("requirements")
         names = frozenset({str(Capability.HIDDEN_STATES)}) if self._layers else frozenset[str]()
-        return DrafterRequirements(capabilities=names, hidden_layers=self._layers)
+        return DrafterRequirements(capabilities=names, hidden_layers=self._layers, fixed_shape=self._fixed_shape)
 
     def open(self, model: TargetModel | None, session: TargetSession | None) -> ScriptedDraftSession:  # noqa: ARG002 - the protocol's
         self.faults.enter("open")

@@ -147,6 +147,35 @@ def test_trace_colours_by_origin_and_sums_up(power: Power, toy: Any) -> None:
     assert "oracle, exactness bitwise" in summary
 
 
+def test_stats_say_how_it_was_decoded(power: Power, toy: Any) -> None:
+    """Policy, widths, guard and counters on standard error; the text is untouched."""
+    target = toy.target()
+    toy.strategies = {"oracle": OracleDrafter(lambda tokens: target.greedy(tokens), 105)}
+    fixed = ("generate", "abc", "--max-tokens", "9", "--draft-max", "3", "--width-policy", "fixed")
+    plain, counted = power(*fixed), power(*fixed, "--stats")
+    assert plain.stdout == counted.stdout
+    lines = counted.stderr.splitlines()
+    assert lines[0].startswith("strategy: oracle (")
+    assert lines[1] == "width policy: fixed (draft_max 3)"
+    assert "4 x 2" in lines[2]
+    assert lines[3] == "guard: none"
+    assert "drafted 6, accepted 6, dropped 0, emitted 9" in lines[4]
+    assert lines[5].startswith("costs of rows, in plain steps: 1 1")
+    off = power("generate", "abc", "--max-tokens", "9", "--spec", "off", "--stats").stderr.splitlines()
+    assert off[:2] == ["strategy: off", "width policy: none, plain decoding"]
+    assert len(off) == 5
+
+
+def test_a_chain_from_the_command_line(power: Power) -> None:
+    """Both commands that take strategies take chains of them."""
+    assert document(power("generate", "abc", "--spec", "random,other", "--json"))["receipt"]["body"]["strategy"] == (
+        "random,other"
+    )
+    checked = power("verify", "abc", "--spec", "random,other", "--max-tokens", "12")
+    assert (checked.exit_code, checked.stdout[:23]) == (0, "random,other: identical")
+    assert "nobody" in power("verify", "abc", "--spec", "random,nobody").stderr
+
+
 def interrupting(logits: Callable[[Sequence[int]], Any], at: int) -> Callable[[Sequence[int]], Any]:
     """The same logits, and Ctrl-C while the row after *at* tokens is computed."""
     sent = []

@@ -108,6 +108,15 @@ def test_doctor_reports_classes_costs_and_break_even(power: Power) -> None:
     assert "exactness: bitwise" in power("doctor").stdout
 
 
+def test_doctor_names_the_width_policy(power: Power, tmp_path: Path) -> None:
+    """That of the configuration; a contradiction is a problem."""
+    assert "width policy: cost-aware" in power("doctor").stdout
+    (tmp_path / "power.toml").write_text("spec_mtp_adaptive = true\n")
+    assert json.loads(power("doctor", "--json").stdout)["exactness"]["width_policy"] == "adaptive"
+    (tmp_path / "power.toml").write_text('spec_mtp_adaptive = true\nspec_width_policy = "fixed"\n')
+    assert "problem: config: spec_mtp_adaptive is set and spec_width_policy is 'fixed'" in power("doctor").stdout
+
+
 def test_doctor_advises_on_a_padded_target(power: Power, toy: Any) -> None:
     """A level that costs speed is explained."""
     toy.target_options["profile"] = padded_class()

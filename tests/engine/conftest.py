@@ -55,8 +55,11 @@ class Lab:
         if name not in self.strategies:
             raise CapabilityError(f"nobody provides {name!r}")
         drafter = self.strategies[name]
-        layers = drafter.requirements().hidden_layers
-        return OpenDraft(name, drafter.open(self.target, self.session), wants_rows=bool(layers))
+        needs = drafter.requirements()
+        return OpenDraft(
+            name, drafter.open(self.target, self.session), wants_rows=bool(needs.hidden_layers),
+            fixed_shape=needs.fixed_shape,
+        )  # fmt: skip
 
     def submit(self, request: GenerationRequest) -> int:
         return self.loop.submit(request)

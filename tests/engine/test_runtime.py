@@ -1,15 +1,18 @@
 """The Python API over scripted plugins: many threads on one engine, each as if it were alone (case 23)."""
 
 import gc
+import json
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier, Thread
 
 import pytest
 
 from power_core.config import PowerConfig
-from power_core.errors import ArtifactError, CapabilityError, PowerError, RequestError
+from power_core.errors import ArtifactError, CapabilityError, ConfigError, PowerError, RequestError
+from power_core.evidence import verify_document
 from power_core.request import GenerationRequest, SamplingSpec
 from power_core.runtime import Runtime
+from power_core.scheduler.simulate import read_curve
 from power_core.shapes import ExactnessLevel
 from power_core.testing import (
     OracleDrafter,
@@ -41,6 +44,7 @@ def runtime(tmp_path, target):
         "mixed": PatternDrafter(target.greedy, VOCAB, ["RRRW", "", "R", "WWWW"]),
         "random": RandomDrafter(VOCAB),
         "hidden": OracleDrafter(target.greedy, VOCAB, hidden_layers=[2]),
+        "block": OracleDrafter(target.greedy, VOCAB, fixed_shape=True),
     }
     backend = ScriptedBackend(lambda path: target)
     plugins = scripted_plugins(targets={"scripted": backend}, strategies=drafters, models={"toy": path})
@@ -185,6 +189,72 @@ def test_an_unverified_target_takes_no_strategy_unasked(tmp_path):
             assert len(engine.complete(PROMPT, max_tokens=3).token_ids) == 3
     with Runtime(PowerConfig(allow_unverified=True), plugins) as runtime, runtime.open(path, spec="random") as engine:
         assert len(engine.complete(PROMPT, max_tokens=3).token_ids) == 3
+
+
+def test_a_chain_is_a_strategy(runtime, target):
+    """Names with commas between them: by default, by request, hidden states included; the receipt names them all."""
+    request = GenerationRequest(PROMPT, max_tokens=30)
+    expected = plain_decode(target, request).token_ids
+    with runtime.open("toy", spec="hidden, random", draft_max=4, width_policy="fixed") as engine:
+        assert engine.strategy == "hidden,random"
+        results = [engine.complete(request), engine.complete(request.with_(spec="oracle,mixed"))]
+    assert [result.token_ids for result in results] == [expected, expected]
+    assert all(result.counts.accepted > 10 for result in results)
+    bodies = [result.receipt["body"] for result in results]
+    assert [body["strategy"] for body in bodies] == ["hidden,random", "oracle,mixed"]
+    assert [body["drafter"].count(" ") for body in bodies] == [1, 1]  # one plugin provides both
+
+
+@pytest.mark.parametrize("spec", ["oracle,nobody", "oracle,off", "oracle,oracle", "oracle,", "oracle,auto"])
+def test_a_chain_with_a_missing_member_fails_closed(runtime, spec):
+    """As a default and in a request, before anything is decoded."""
+    with pytest.raises((CapabilityError, ConfigError)):
+        runtime.open("toy", spec=spec)
+    with runtime.open("toy") as engine, pytest.raises((CapabilityError, ConfigError)):
+        engine.submit(GenerationRequest(PROMPT, spec=spec))
+
+
+@pytest.mark.parametrize(
+    ("keys", "name"),
+    [
+        ({}, "cost-aware"),
+        ({"spec_width_policy": "fixed"}, "fixed"),
+        ({"spec_mtp_adaptive": True}, "adaptive"),
+        ({"spec_width_policy": "cost-aware"}, "cost-aware"),
+    ],
+    ids=str,
+)
+def test_the_configured_policy_decides_and_is_in_the_receipt(runtime, target, keys, name, tmp_path):
+    """What the receipt says of costs is a curve that a simulation can read; plain decoding has no policy."""
+    configured = Runtime(PowerConfig(**keys), runtime.plugins)
+    request = GenerationRequest(PROMPT, max_tokens=12)
+    with configured, configured.open("toy", spec="mixed") as engine:
+        results = [engine.complete(request), engine.complete(request.with_(spec="off"))]
+    assert {result.token_ids for result in results} == {plain_decode(target, request).token_ids}
+    drafted, plain = (verify_document(result.receipt).body.policy for result in results)
+    assert plain is None
+    assert drafted.name == name
+    assert drafted.summary
+    file = tmp_path / "curve.json"
+    file.write_text(json.dumps(results[0].receipt["body"]["policy"]["costs"]))
+    assert read_curve(file).step(1) == 1.0
+
+
+def test_policies_that_cannot_be_are_refused_at_open(runtime):
+    """A name nobody knows, and two keys that disagree."""
+    with pytest.raises(ConfigError, match=r"open\(width_policy=\)"):
+        runtime.open("toy", width_policy="best")
+    contradictory = Runtime(PowerConfig(spec_width_policy="fixed", spec_mtp_adaptive=True), runtime.plugins)
+    with pytest.raises(ConfigError, match="spec_mtp_adaptive"):
+        contradictory.open("toy")
+
+
+def test_a_fixed_shape_and_adaptive_do_not_open_together(runtime):
+    """The engine is refused, not each of its requests."""
+    with pytest.raises(ConfigError, match="draft shape is fixed"):
+        runtime.open("toy", spec="block", width_policy="adaptive")
+    with runtime.open("toy", spec="block") as engine:
+        assert len(engine.complete(PROMPT, max_tokens=9).token_ids) == 9
 
 
 def test_a_closed_engine_says_so(runtime):

@@ -115,6 +115,15 @@ def test_proposals_are_cut_where_they_stop_paying(steps, cut):
     assert width.trim([1] * K, [0.99] * 4 + [0.45] * 4) == cut
 
 
+def test_rows_beside_others_need_no_plain_step_first():
+    """Alone, nothing is checked until plain steps have been timed; beside others none could be."""
+    model = CostModel(WidthClass(ShapeIdentity("x"), tuple(range(1, 17)), CPU))
+    width = CostAwarePolicy(model).begin(DraftShape(K, strategy="s"))
+    width.limit(K)
+    assert width.trim([1] * K, [0.99] * K) == 0
+    assert width.trim([1] * K, [0.99] * K, beside=3) > 0
+
+
 def test_rows_beside_others_cost_what_the_curve_says():
     """Alone, the first extra row costs 0.9 of a step; beside 7 rows of others 0.2."""
     width = taught(CPU, [0.99] * K, rights=[8] * 2)

@@ -105,6 +105,28 @@ def test_a_forward_wider_than_the_class_is_not_taken_for_one_of_it():
     assert model.curve == before
 
 
+def test_requests_that_decode_together_need_no_plain_steps():
+    """Without a single row ever timed, steps of 4 rows say what a plain one would take, and so drafts have a cost."""
+    model = make_model(costs=tuple(TRUE.values()))
+    for _ in range(20):
+        model.observe_forward(4, TRUE[4] * 0.010)
+    model.observe_draft("s", 4, 0.005)
+    assert model.single_row_s == pytest.approx(0.010)
+    assert model.curve.draft("s", 4) == pytest.approx(0.5)
+
+
+def test_old_plain_steps_are_no_measure_of_new_wide_ones():
+    """The machine slows down to half while only wide steps are taken: no width has become dearer for that."""
+    model = make_model(costs=tuple(TRUE.values()))
+    feed(model, 60, noise=0, spikes=0)
+    for _ in range(101):
+        model.observe_forward(8, TRUE[8] * 0.008)
+    for _ in range(50):
+        model.observe_forward(8, TRUE[8] * 0.016)
+    assert model.curve.step(8) == pytest.approx(TRUE[8])
+    assert model.single_row_s == pytest.approx(0.016)
+
+
 def test_a_plain_step_is_wanted_where_only_wide_ones_were_timed():
     """Three at first, and one whenever the last is long ago: all costs are relative to it."""
     model = make_model()
