@@ -142,7 +142,9 @@ def report(root: Path, population: list[Mutant], minutes: float, timeout: float)
         if code is None:
             continue
         tried += 1
-        if not is_killed(root, mutant, code, timeout):
+        if is_killed(root, mutant, code, timeout):
+            print(f"killed {mutant.file} {mutant.operator} {mutant.occurrence}", flush=True)
+        else:
             survived += 1
             print(f"SURVIVED {mutant.operator} {mutant.occurrence}\n{difference(root, mutant, code)}", flush=True)
     score = f"{(tried - survived) / tried:.1%}" if tried else "unknown"
