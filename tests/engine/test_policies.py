@@ -1,6 +1,7 @@
 """Width policies in the engine: they change what a step costs, never its tokens, and learn from what was committed."""
 
 import pytest
+import structlog
 from structlog.testing import capture_logs
 
 from power_core.drafter import Proposal
@@ -99,11 +100,20 @@ def test_a_drafter_that_is_right_is_used_in_full(make_lab):
     assert result.counts.widths[9] >= 7
 
 
-def test_adaptive_gives_a_request_up_for_good(make_lab):
+@pytest.fixture
+def logs():
+    """Every event, whatever level an earlier test has set."""
+    before = structlog.get_config()
+    structlog.reset_defaults()
+    with capture_logs() as captured:
+        yield captured
+    structlog.configure(**before)
+
+
+def test_adaptive_gives_a_request_up_for_good(make_lab, logs):
     """Four low rounds, then the target alone; the switch is logged once."""
-    with capture_logs() as logs:
-        lab = lab_of(make_lab, POLICIES["adaptive"], draft_max=4)
-        [result] = lab.run(GenerationRequest(PROMPT, max_tokens=40, spec="zero"))
+    lab = lab_of(make_lab, POLICIES["adaptive"], draft_max=4)
+    [result] = lab.run(GenerationRequest(PROMPT, max_tokens=40, spec="zero"))
     assert (result.counts.proposals, result.counts.drafted) == (4, 16)
     switches = [entry for entry in logs if entry["event"] == "width policy switched"]
     assert [(entry["log_level"], entry["before"], entry["after"]) for entry in switches] == [
