@@ -1,9 +1,9 @@
 """
 An independent reference: one token a decode on raw llama-cpp-python calls, argmax in numpy.
 
-Shares no code with Power, so that an error in both is unlikely. `pad` repeats each single-row decode
-in a second sequence and reads two rows of every decode, for builds whose single rows (of the whole
-pass, and of the output matrix alone) are in another width class.
+Shares no code with Power, so that an error in both is unlikely. On builds whose single rows are in
+another width class it is padded as a user would do it by hand: further rows behind the last one, cut
+again afterwards, and as many rows read as the output matrix needs for its kernel.
 """
 
 from __future__ import annotations
@@ -15,15 +15,33 @@ import numpy as np
 from llama_cpp import llama_cpp as native
 
 from power_core.runtime import Engine
-from power_core.shapes import ExactnessLevel
 
 __all__ = ["RawLoop", "raw_loop"]
 
 
 class RawLoop:
-    """A model decoded greedily, one token at a time."""
+    """
+    A model decoded greedily, one token at a time.
 
-    def __init__(self, path: Path, *, extra_buffers: bool, flash_attention: bool, threads: int, pad: bool = False):
+    Args:
+        path: The GGUF file.
+        extra_buffers: `use_extra_bufts`.
+        flash_attention: Whether it is on.
+        threads: Compute threads.
+        step_rows: Fewest rows of a step of one token.
+        chunk_rows: Fewest and most rows of a prompt chunk.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        extra_buffers: bool,
+        flash_attention: bool,
+        threads: int,
+        step_rows: int = 1,
+        chunk_rows: tuple[int, int] = (1, 512),
+    ) -> None:
         native.llama_backend_init()
         model_params = native.llama_model_default_params()
         model_params.use_extra_bufts = extra_buffers
@@ -33,43 +51,51 @@ class RawLoop:
         self.vocab_size = native.llama_vocab_n_tokens(vocab)
         self.is_end = [bool(native.llama_vocab_is_eog(vocab, token)) for token in range(self.vocab_size)]
         params = native.llama_context_default_params()
-        params.n_seq_max = 1 + pad
-        params.n_ctx = 2048 * (1 + pad)
+        params.n_ctx = 2048
         params.n_batch = params.n_ubatch = 512
         params.n_threads = params.n_threads_batch = threads
         params.flash_attn_type = 1 if flash_attention else 0
         params.kv_unified = False
         self.context = native.llama_init_from_model(self.model, params)
         assert self.context
-        self.pad = pad
+        self.step_rows = step_rows
+        self.chunk_rows = chunk_rows
 
-    def decode(self, tokens: Sequence[int], position: int) -> np.ndarray:
-        """Evaluate *tokens* from *position* on; logits of the last one, float32[vocab]."""
-        sequences = 2 if self.pad and len(tokens) == 1 else 1
-        batch = native.llama_batch_init(len(tokens) * sequences, 0, 1)
-        batch.n_tokens = len(tokens) * sequences
-        for i in range(batch.n_tokens):
-            seq, offset = divmod(i, len(tokens))
-            batch.token[i], batch.pos[i] = tokens[offset], (position if seq == 0 else 0) + offset
-            batch.n_seq_id[i], batch.seq_id[i][0] = 1, seq
-            batch.logits[i] = offset >= len(tokens) - 1 - self.pad
+    def decode(self, tokens: Sequence[int], position: int, fewest: int) -> np.ndarray:
+        """Evaluate *tokens* from *position* on in at least *fewest* rows; logits of the last token, float32[vocab]."""
+        count = max(len(tokens), fewest)
+        outputs = max(self.step_rows, 1)
+        batch = native.llama_batch_init(count, 0, 1)
+        batch.n_tokens = count
+        for i in range(count):
+            batch.token[i], batch.pos[i] = tokens[min(i, len(tokens) - 1)], position + i
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
+            batch.logits[i] = i == len(tokens) - 1 or i >= count - outputs
         assert native.llama_decode(self.context, batch) == 0
         native.llama_batch_free(batch)
-        if sequences == 2:
-            native.llama_memory_seq_rm(native.llama_get_memory(self.context), 1, -1, -1)
+        if count > len(tokens):
+            memory = native.llama_get_memory(self.context)
+            assert native.llama_memory_seq_rm(memory, 0, position + len(tokens), -1)
         pointer = native.llama_get_logits_ith(self.context, len(tokens) - 1)
         return np.ctypeslib.as_array(pointer, shape=(self.vocab_size,)).copy()
 
+    def logits(self, prompt: Sequence[int]) -> np.ndarray:
+        """Logits after *prompt* as a new text, float32[vocab]."""
+        native.llama_memory_clear(native.llama_get_memory(self.context), True)
+        fewest, most = self.chunk_rows
+        for start in range(0, len(prompt), most):
+            logits = self.decode(prompt[start : start + most], start, fewest)
+        return logits
+
     def generate(self, prompt: Sequence[int], max_tokens: int) -> list[int]:
         """Greedy ids after *prompt*, an end-of-generation id included."""
-        native.llama_memory_clear(native.llama_get_memory(self.context), True)
         out: list[int] = []
-        token = int(self.decode(prompt, 0).argmax())
+        token = int(self.logits(prompt).argmax())
         while True:
             out.append(token)
             if len(out) == max_tokens or self.is_end[token]:
                 return out
-            token = int(self.decode([token], len(prompt) + len(out) - 1).argmax())
+            token = int(self.decode([token], len(prompt) + len(out) - 1, self.step_rows).argmax())
 
     def close(self) -> None:
         native.llama_free(self.context)
@@ -77,12 +103,13 @@ class RawLoop:
 
 
 def raw_loop(engine: Engine) -> RawLoop:
-    """A raw loop with the settings that *engine* measured to be exact."""
-    facts = engine.profile.evidence
+    """A raw loop with the settings and widths that *engine* measured to be exact."""
+    facts, profile = engine.profile.evidence, engine.profile
     return RawLoop(
         engine.model.path,  # type: ignore[attr-defined] # a llama.cpp model
         extra_buffers=facts["settings"]["extra_buffers"],
         flash_attention=facts["settings"]["flash_attention"],
         threads=facts["threads"],
-        pad=engine.profile.level is ExactnessLevel.PADDED,
+        step_rows=profile.decode.widths[0],
+        chunk_rows=(profile.prefill.widths[0], profile.prefill.max_rows),
     )
