@@ -61,9 +61,14 @@ class RawLoop:
         self.step_rows = step_rows
         self.chunk_rows = chunk_rows
 
-    def decode(self, tokens: Sequence[int], position: int, fewest: int) -> np.ndarray:
-        """Evaluate *tokens* from *position* on in at least *fewest* rows; logits of the last token, float32[vocab]."""
-        count = max(len(tokens), fewest)
+    def decode(self, tokens: Sequence[int], position: int, fewest: int | None = None) -> np.ndarray:
+        """
+        Evaluate *tokens* from *position* on in at least *fewest* rows (None: those of a step).
+
+        Returns:
+            Logits of the last token, float32[vocab].
+        """
+        count = max(len(tokens), self.step_rows if fewest is None else fewest)
         outputs = max(self.step_rows, 1)
         batch = native.llama_batch_init(count, 0, 1)
         batch.n_tokens = count
@@ -95,7 +100,7 @@ class RawLoop:
             out.append(token)
             if len(out) == max_tokens or self.is_end[token]:
                 return out
-            token = int(self.decode([token], len(prompt) + len(out) - 1, self.step_rows).argmax())
+            token = int(self.decode([token], len(prompt) + len(out) - 1).argmax())
 
     def close(self) -> None:
         native.llama_free(self.context)
