@@ -30,7 +30,7 @@ def open_engine(runtime: Runtime, model: str, **options: object) -> Engine:
 @pytest.fixture(scope="session")
 def runtime() -> Iterator[Runtime]:
     # Without fused attention a stock build of llama.cpp needs padding, which is what it is tried for.
-    with Runtime(PowerConfig(), sections={"llamacpp": {"flash_attention": "off"}}) as runtime:
+    with Runtime(PowerConfig(sections={"llamacpp": {"flash_attention": "off"}})) as runtime:
         yield runtime
 
 
