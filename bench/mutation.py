@@ -34,7 +34,11 @@ ENGINE = [
     *(f"tests/engine/test_{name}.py" for name in ["exhaustive", "rollback", "ends", "batch", "faults"]),
 ]
 SAMPLING = ["tests/test_sampling.py", "tests/engine/test_sampling.py"]
-TESTS = {"power_core/transaction.py": ENGINE, "power_core/sampling": SAMPLING, "power_core/scheduler": ENGINE}
+TESTS = {
+    "power_core/transaction.py": ["tests/test_transaction.py", *ENGINE],
+    "power_core/sampling": SAMPLING,
+    "power_core/scheduler": ENGINE,
+}
 
 
 @frozen
