@@ -24,7 +24,7 @@ def at(phase: Phase) -> Transaction:
     return transaction
 
 
-@pytest.mark.parametrize(("start", "end"), itertools.product(Phase, Phase))
+@pytest.mark.parametrize(("start", "end"), list(itertools.product(Phase, Phase)))
 def test_advance_takes_one_step(start: Phase, end: Phase) -> None:
     """No phase can be skipped, repeated or gone back to, and the last two have methods of their own."""
     transaction = at(start)
@@ -39,7 +39,7 @@ def test_advance_takes_one_step(start: Phase, end: Phase) -> None:
     assert start.name.lower() in str(caught.value)
 
 
-@pytest.mark.parametrize("phase", Phase)
+@pytest.mark.parametrize("phase", list(Phase))
 def test_only_a_verified_step_commits(phase: Phase) -> None:
     """A commit before the tokens are chosen, or after the end, is refused."""
     transaction = at(phase)
@@ -52,7 +52,7 @@ def test_only_a_verified_step_commits(phase: Phase) -> None:
     assert transaction.phase is phase
 
 
-@pytest.mark.parametrize("phase", Phase)
+@pytest.mark.parametrize("phase", list(Phase))
 def test_all_but_a_committed_step_restore(phase: Phase) -> None:
     """A restore works from everywhere and twice; what is committed cannot be taken back."""
     transaction = at(phase)
