@@ -11,6 +11,7 @@ from attrs import evolve, frozen
 
 from power_core.capabilities import OFF
 from power_core.cli.decode import run_request
+from power_core.cli.progress import open_engine
 from power_core.types import FinishReason, TokenId
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def compare(
     plain: list[Result] = []
     comparisons = []
     for strategy in strategies:
-        with runtime.open(spec=strategy) as engine:
+        with open_engine(runtime, strategy) as engine:
             if not plain:
                 requests = make_requests(engine)
                 plain = [_run(engine, request.with_(spec=OFF)) for request in requests]

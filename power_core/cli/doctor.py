@@ -10,6 +10,7 @@ from attrs import Factory, define
 
 from power_core.cli.options import json_option
 from power_core.cli.output import print_json, print_table
+from power_core.cli.progress import open_engine
 from power_core.cli.state import State
 from power_core.errors import PowerError
 
@@ -90,7 +91,7 @@ def _look_around(report: Report, state: State) -> None:
 def _look_at_model(report: Report, state: State, flags: Mapping[str, Any]) -> None:
     from power_core.capabilities import OFF
 
-    with state.runtime(flags) as runtime, runtime.open(spec=OFF) as engine:
+    with state.runtime(flags) as runtime, open_engine(runtime, OFF) as engine:
         profile = engine.profile
         facts, evidence = dict(engine.model.facts()), dict(profile.evidence)
         advice = [*facts.pop("advice", ()), *evidence.pop("advice", ())]  # the backend knows its builds, we do not

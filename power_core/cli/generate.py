@@ -13,6 +13,7 @@ from power_core.cli import trace as tracing
 from power_core.cli.decode import run_request
 from power_core.cli.options import engine_options, file_path, json_option, prompt_options, sampling_options
 from power_core.cli.output import print_json
+from power_core.cli.progress import open_engine
 from power_core.cli.prompts import encode_prompt, read_prompt, read_text
 from power_core.cli.state import EXIT_INTERRUPTED, State
 from power_core.types import FinishReason, TokenId
@@ -88,7 +89,7 @@ def generate(
             logprobs=logprobs,
             json_schema=None if json_schema is None else read_text(json_schema),
         )
-        with runtime.open() as engine:
+        with open_engine(runtime) as engine:
             request = engine.request(
                 encode_prompt(engine, text, chat=chat, system=system),
                 sampling=sampling,

@@ -9,7 +9,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-__all__ = ["PrefillProgress"]
+    from power_core.runtime import Engine, Runtime
+
+__all__ = ["PrefillProgress", "open_engine"]
+
+
+_OPENING = "loading the model; the first time on a machine its exact widths are measured ..."
+_ERASE_LINE = "\r\x1b[K"
+
+
+def open_engine(runtime: Runtime, spec: str | None = None) -> Engine:
+    """Open the configured model, saying so on a terminal for as long as it takes."""
+    if not sys.stderr.isatty():
+        return runtime.open(spec=spec)
+    sys.stderr.write(_OPENING)
+    sys.stderr.flush()
+    try:
+        return runtime.open(spec=spec)
+    finally:
+        sys.stderr.write(_ERASE_LINE)
 
 
 class PrefillProgress:
