@@ -16,6 +16,7 @@ from power_core.request import GenerationRequest, Result, SamplingSpec
 from power_core.runtime import Engine
 from power_core.scheduler.drafting import OpenDraft
 from power_core.scheduler.loop import StepLoop
+from power_core.scheduler.widths import make_policy
 from power_core.testing import AdversarialDrafter, LiarDrafter, OracleDrafter, RandomDrafter, ZeroDrafter, recorded
 from power_core.types import FinishReason
 
@@ -77,6 +78,43 @@ def test_full_grid(
     """Every prompt x strategy x K."""
     result = engine.complete(prompt_ids(prompt), spec=strategy, draft_max=width, max_tokens=MAX_TOKENS)
     assert_same(result, plain(prompt))
+
+
+# -- width policies -----------------------------------------------------------------------------
+
+POLICY_PROMPTS = tuple(p for p in PROMPTS if p.name in ("prose-science", "copy-items", "chat-python"))
+
+
+@pytest.fixture(params=["cost-aware", "adaptive"])
+def policy(request: pytest.FixtureRequest, engine: Engine) -> Iterator[str]:
+    """The engine under another policy than `fixed`."""
+    before = engine.loop.policy
+    engine.loop.policy = make_policy(request.param, engine.loop.costs)
+    yield request.param
+    engine.loop.policy = before
+
+
+@pytest.mark.parametrize("prompt", POLICY_PROMPTS, ids=lambda p: p.name)
+def test_policies_equal_off(
+    policy: str, prompt: ParityPrompt, engine: Engine, plain: Plain, prompt_ids: PromptIds
+) -> None:
+    """Lengths that follow the clock, and chains of strategies, change no token either."""
+    for strategy in ("suffix", "suffix,prompt-lookup"):
+        result = engine.complete(prompt_ids(prompt), spec=strategy, max_tokens=MAX_TOKENS)
+        assert_same(result, plain(prompt))
+        assert result.receipt["body"]["policy"]["name"] == policy
+
+
+@pytest.mark.parametrize("policy", ["cost-aware"], indirect=True)
+def test_rows_shared_by_expected_gain_equal_solo_runs(
+    policy: str, engine: Engine, plain: Plain, prompt_ids: PromptIds
+) -> None:
+    """Three requests that compete for the rows of a step have the tokens they have alone."""
+    requests = [
+        GenerationRequest(prompt_ids(prompt), spec="suffix", max_tokens=MAX_TOKENS) for prompt in POLICY_PROMPTS
+    ]
+    for prompt, result in zip(POLICY_PROMPTS, engine.generate_many(requests), strict=True):
+        assert_same(result, plain(prompt))
 
 
 # -- drafters that are right, wrong or lying on purpose ------------------------------------------
