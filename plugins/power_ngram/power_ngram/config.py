@@ -61,7 +61,8 @@ class PromptLookupConfig:
 
     Args:
         n_max: Longest n-gram looked up, tried first.
-        n_min: Shortest n-gram looked up; shorter ones match more often and mean less.
+        n_min: Shortest n-gram looked up; shorter ones match more often and mean less. Of more than 8 lengths
+            from here to `n_max`, 8 in even ratios are used.
     """
 
     strategy: ClassVar[str] = "prompt-lookup"
@@ -79,7 +80,7 @@ class NgramContextConfig:
 
     Args:
         n_max: Longest n-gram looked up, tried first.
-        n_min: Shortest n-gram looked up.
+        n_min: Shortest n-gram looked up. Of more than 8 lengths from here to `n_max`, 8 in even ratios are used.
     """
 
     strategy: ClassVar[str] = "ngram-context"

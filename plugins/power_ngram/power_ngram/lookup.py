@@ -16,11 +16,32 @@ from power_ngram.history import HistoryIndex, Strategy, copy_forward
 __all__ = ["ContextStrategy", "LookupStrategy", "NgramEnds"]
 
 
+MOST_SIZES = 8
+
+
+def sizes(n_min: int, n_max: int) -> list[int]:
+    """
+    N-gram lengths to look up, longest first: all of them, or where they are many, `MOST_SIZES` in even ratios.
+
+    >>> sizes(3, 5), sizes(10, 500)
+    ([5, 4, 3], [500, 286, 164, 94, 53, 31, 17, 10])
+    """
+    if n_max - n_min < MOST_SIZES:
+        return list(range(n_max, n_min - 1, -1))
+    ratio = (n_max / n_min) ** (1 / (MOST_SIZES - 1))
+    return sorted({round(n_min * ratio**i) for i in range(MOST_SIZES)}, reverse=True)
+
+
 class NgramEnds:
-    """Where each n-gram of some sizes last ended: one dict a size, n-gram to position after it."""
+    """
+    Where each n-gram of some sizes last ended: one dict a size, n-gram to position after it.
+
+    N-grams are kept as 64-bit hashes: a token then costs as much memory at any size, and a collision
+    costs one bad proposal.
+    """
 
     def __init__(self, n_min: int, n_max: int) -> None:
-        self._ends: dict[int, dict[tuple[TokenId, ...], int]] = {n: {} for n in range(n_max, n_min - 1, -1)}
+        self._ends: dict[int, dict[int, int]] = {n: {} for n in sizes(n_min, n_max)}
 
     def add(self, history: Sequence[TokenId], start: int, stop: int) -> None:
         """Add the n-grams that end at positions *start* <= end < *stop* (the token at `end` follows them)."""
@@ -28,12 +49,12 @@ class NgramEnds:
             first = max(start, n)
             if first < stop:
                 columns = (history[first - n + j : stop - n + j] for j in range(n))
-                ends.update(zip(zip(*columns, strict=True), range(first, stop), strict=True))
+                ends.update(zip(map(hash, zip(*columns, strict=True)), range(first, stop), strict=True))
 
     def find(self, history: Sequence[TokenId]) -> int | None:
         """The position after the latest added occurrence of the longest suffix of *history*, longest first."""
         for n, ends in self._ends.items():
-            end = ends.get(tuple(history[-n:]))  # a history shorter than n gives a shorter key: never found
+            end = ends.get(hash(tuple(history[-n:])))  # of a history shorter than n: never found
             if end is not None:
                 return end
         return None
