@@ -3,25 +3,42 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+import structlog
+from click.testing import CliRunner
+from click.testing import Result as CliResult
 
 from cases.lab import COPY, GREETING, fields_of
 from parity.conftest import open_engine
-from parity.reference import RawLoop
+from parity.reference import RawLoop, raw_loop
+from power_core.cli import cli
 from power_core.config import PowerConfig
 from power_core.request import Result
 from power_core.runtime import Engine, Runtime
-from power_core.shapes import ExactnessLevel
 
-# The parity suite's, so that the measurement of the machine is shared.
-OPTIONS = {"spec": "off", "draft_max": 15, "parallel": 4}
+# Settings of the parity suite, so that the measurement of the machine is shared. Whatever a strategy proposes is
+# verified: these tests are about right and wrong proposals, not about how many pay. One thread: beside another
+# busy process two threads on two cores wait for each other.
+OPTIONS = {"spec": "off", "draft_max": 15, "parallel": 4, "width_policy": "fixed", "threads": 1}
+SECTIONS = {"llamacpp": {"flash_attention": "off"}}
+SETTINGS = """
+ctx = 64
+parallel = 4
+spec_draft_max = 15
+threads = 1
+
+[plugin.llamacpp]
+flash_attention = "off"
+"""
 
 
 @pytest.fixture(scope="session")
 def runtime() -> Iterator[Runtime]:
-    with Runtime(PowerConfig()) as runtime:
+    with Runtime(PowerConfig(sections=SECTIONS)) as runtime:
         yield runtime
 
 
@@ -37,17 +54,21 @@ def narrow(runtime: Runtime) -> Engine:
     return open_engine(runtime, "smollm2", context_size=64, **OPTIONS)
 
 
+@pytest.fixture
+def power(narrow: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., CliResult]]:
+    """Runs a command on the real model, in the settings of `narrow`: `power("generate", "hi")`."""
+    for name in [name for name in os.environ if name.startswith("POWER_")]:
+        monkeypatch.delenv(name)
+    config = tmp_path / "settings.toml"
+    config.write_text(SETTINGS)
+    yield lambda *args: CliRunner().invoke(cli, ["--config", str(config), *map(str, args)])
+    structlog.reset_defaults()  # the command line configures it for the whole process
+
+
 @pytest.fixture(scope="session")
 def raw(engine: Engine) -> Iterator[RawLoop]:
     """One token a decode on llama.cpp alone, in the engine's settings."""
-    facts = engine.model.facts()
-    loop = RawLoop(
-        facts["path"],
-        extra_buffers=facts["extra_buffers"],
-        flash_attention=facts["flash_attention"],
-        threads=facts["threads"],
-        pad=engine.profile.level is ExactnessLevel.PADDED,
-    )
+    loop = raw_loop(engine)
     yield loop
     loop.close()
 

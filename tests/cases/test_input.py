@@ -50,7 +50,8 @@ def test_models_that_are_none(runtime: Runtime, name: Any, error: type[PowerErro
 
 
 @pytest.mark.parametrize(("content", "suffix", "error"), [
-    (b"", ".gguf", ArtifactError), (b"GGUF", ".gguf", ArtifactError), (b"GGUF\x03\0\0\0" + b"\xff" * 64, "", ArtifactError),
+    (b"", ".gguf", ArtifactError), (b"GGUF", ".gguf", ArtifactError),
+    (b"GGUF\x03\0\0\0" + b"\xff" * 64, "", ArtifactError),
     (b"PK\x03\x04", ".gguf", ArtifactError), (b"hello", ".txt", CapabilityError),
 ])  # fmt: skip
 def test_files_that_are_no_models(

@@ -1,0 +1,99 @@
+"""Eight clients at once on one engine, each as if it were alone (case 23)."""
+
+from __future__ import annotations
+
+import gc
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from typing import Any
+
+import pytest
+
+from cases.lab import COPY, GREETING, fields_of
+from power_core.errors import PowerError
+from power_core.request import GenerationRequest, Result, SamplingSpec
+from power_core.runtime import Engine
+from power_core.types import FinishReason
+
+pytestmark = pytest.mark.model
+ROUNDS = 3
+TEXTS = (
+    GREETING, COPY, "def f(x):\n    return x\n\ndef f(x):\n    return", "1, 2, 3, 1, 2, 3, 1, 2,",
+    "The sea was", "ha ha ha ha ha ha", "A B C D E F", '{"id": 1}, {"id": 2}, {"id":',
+)  # fmt: skip
+SPECS = ("suffix", "prompt-lookup", "ngram-mod", "off")
+
+
+@pytest.fixture(scope="module")
+def requests(engine: Engine) -> list[GenerationRequest]:
+    """Four greedy ones with different penalties, four at temperature 0.9 with seeds 1 to 4; K from 1 to 8."""
+
+    def sampling(n: int) -> SamplingSpec:
+        if n < 4:
+            return SamplingSpec(repeat_penalty=1 + n / 10, logprobs=1)
+        return SamplingSpec(temperature=0.9, seed=n - 3, frequency_penalty=n / 20)
+
+    return [
+        engine.request(text, sampling=sampling(n), max_tokens=8 + n, spec=SPECS[n % 4], draft_max=n + 1)
+        for n, text in enumerate(TEXTS)
+    ]
+
+
+@pytest.fixture(scope="module")
+def alone(engine: Engine, requests: list[GenerationRequest]) -> list[Result]:
+    return [engine.complete(request) for request in requests]
+
+
+def check_same(result: Result, expected: Result) -> None:
+    assert fields_of(result) == fields_of(expected)
+    share, solo = (r.counts.accepted / max(r.counts.drafted, 1) for r in (result, expected))
+    assert abs(share - solo) <= 0.02
+
+
+def test_each_thread_gets_its_solo_answer(
+    engine: Engine, requests: list[GenerationRequest], alone: list[Result]
+) -> None:
+    """Three rounds, half of them streamed; twice as many clients as sequences, so that some queue."""
+    barrier = Barrier(len(requests))
+
+    def client(number: int) -> list[Result]:
+        results = []
+        for turn in range(ROUNDS):
+            barrier.wait(timeout=120)
+            generation = engine.generate(requests[number])
+            if (number + turn) % 2:
+                shown = "".join(event.text for event in generation)
+                assert shown == generation.result.text
+            results.append(generation.finish())
+        return results
+
+    with ThreadPoolExecutor(len(requests)) as pool:
+        for expected, results in zip(alone, pool.map(client, range(len(requests))), strict=True):
+            for result in results:
+                check_same(result, expected)
+
+
+def test_cancels_and_failures_beside_it_change_nothing(
+    engine: Engine, requests: list[GenerationRequest], alone: list[Result]
+) -> None:
+    """A stream that is dropped, one that is cancelled and one that fails leave the others what they were."""
+
+    def failing(tokens: Any, logits: Any) -> None:
+        if len(tokens) % 5 == 0:
+            raise RuntimeError("mine")
+
+    broken = engine.generate("Once upon a time there", max_tokens=30, processors=[failing])
+    dropped = engine.generate(COPY, max_tokens=30, spec="suffix")
+    kept = [engine.generate(request) for request in requests[:3]]
+    cancelled = engine.generate(GREETING, max_tokens=30)
+    next(dropped)
+    del dropped
+    gc.collect()
+    next(cancelled)
+    cancelled.cancel()
+    for generation, expected in zip(kept, alone, strict=False):
+        check_same(generation.finish(), expected)
+    assert cancelled.drain().finish_reason is FinishReason.CANCELLED
+    with pytest.raises(PowerError, match="mine"):
+        broken.finish()
+    assert engine.loop.active == 0
