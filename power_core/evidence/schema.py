@@ -24,7 +24,7 @@ __all__ = [
     "converter",
 ]
 
-SCHEMA = "power.receipt/2"
+SCHEMA = "power.receipt/1"
 converter = cattrs.Converter(forbid_extra_keys=True)
 
 
