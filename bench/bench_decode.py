@@ -20,7 +20,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))  # prompts and t
 from parity.prompts import PROMPTS
 from parity.reference import raw_loop
 from power_core.config import PowerConfig
-from power_core.runtime import Engine, Runtime
+from power_core.engine import Engine
+from power_core.runtime import Runtime
 
 TOKENS = 96
 COPY = {

@@ -21,9 +21,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))  # prompts of th
 from parity.prompts import PROMPTS
 from power_core.config import PowerConfig
 from power_core.drafter import Proposal
+from power_core.engine import Engine
 from power_core.plugins import load_plugins
 from power_core.request import Result
-from power_core.runtime import Engine, Runtime
+from power_core.runtime import Runtime
 from power_core.scheduler.policy import AdaptivePolicy, FixedPolicy, WidthPolicy
 from power_core.scheduler.widths import make_policy
 from power_core.testing import OracleDrafter, ScriptedDrafter, ZeroDrafter

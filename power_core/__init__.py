@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from power_core.config import PowerConfig, load_config
+    from power_core.engine import Engine, Generation
     from power_core.errors import PowerError
     from power_core.request import Event, GenerationRequest, Result, SamplingSpec
-    from power_core.runtime import Engine, Generation, Runtime
+    from power_core.runtime import Runtime
     from power_core.target import ChatMessage
     from power_core.types import FinishReason, Origin
 
@@ -39,7 +40,8 @@ _HOMES = {
     "power_core.config": ("PowerConfig", "load_config"),
     "power_core.errors": ("PowerError",),
     "power_core.request": ("Event", "GenerationRequest", "Result", "SamplingSpec"),
-    "power_core.runtime": ("Engine", "Generation", "Runtime"),
+    "power_core.engine": ("Engine", "Generation"),
+    "power_core.runtime": ("Runtime",),
     "power_core.target": ("ChatMessage",),
     "power_core.types": ("FinishReason", "Origin"),
 }

@@ -19,6 +19,7 @@ LAYERS = [
     {"drafter", "request"},
     {"plugins", "sampling", "decoding", "grammar", "transaction"},
     {"evidence", "scheduler", "config"},
+    {"engine"},
     {"runtime"},
     {"cli", "testing"},
 ]

@@ -15,8 +15,9 @@ from power_core.cli.progress import open_engine
 from power_core.types import FinishReason, TokenId
 
 if TYPE_CHECKING:
+    from power_core.engine import Engine
     from power_core.request import GenerationRequest, Result
-    from power_core.runtime import Engine, Runtime
+    from power_core.runtime import Runtime
 
 __all__ = ["Comparison", "Difference", "compare"]
 

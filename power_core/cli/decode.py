@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from power_core.cli.progress import PrefillProgress
 
 if TYPE_CHECKING:
+    from power_core.engine import Engine
     from power_core.request import Event, GenerationRequest, Result
-    from power_core.runtime import Engine
 
 __all__ = ["run_request"]
 

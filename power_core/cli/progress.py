@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from power_core.runtime import Engine, Runtime
+    from power_core.engine import Engine
+    from power_core.runtime import Runtime
 
 __all__ = ["PrefillProgress", "open_engine"]
 

@@ -12,7 +12,7 @@ import click
 from power_core.types import TokenId
 
 if TYPE_CHECKING:
-    from power_core.runtime import Engine
+    from power_core.engine import Engine
 
 __all__ = ["encode_prompt", "read_prompt", "read_text"]
 

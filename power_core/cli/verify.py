@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from power_core.capabilities import Registry
     from power_core.cli.compare import Comparison
     from power_core.config import PowerConfig
+    from power_core.engine import Engine
     from power_core.request import GenerationRequest, SamplingSpec
-    from power_core.runtime import Engine
 
 __all__ = ["verify"]
 

@@ -17,8 +17,9 @@ from parity.conftest import open_engine
 from parity.reference import RawLoop, raw_loop
 from power_core.cli import cli
 from power_core.config import PowerConfig
+from power_core.engine import Engine
 from power_core.request import Result
-from power_core.runtime import Engine, Runtime
+from power_core.runtime import Runtime
 
 # Settings of the parity suite, so that the measurement of the machine is shared. Whatever a strategy proposes is
 # verified: these tests are about right and wrong proposals, not about how many pay. One thread: beside another

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from power_core.drafter import Drafter
+from power_core.engine import Engine
 from power_core.request import GenerationRequest, Result
-from power_core.runtime import Engine
 from power_core.scheduler.drafting import OpenDraft
 from power_core.scheduler.loop import StepLoop
 from power_core.testing import OracleDrafter, recorded

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from cases.lab import draft_with, fields_of
+from power_core.engine import Engine
 from power_core.errors import RequestError
-from power_core.runtime import Engine, Runtime
+from power_core.runtime import Runtime
 from power_core.target import ChatMessage
 from power_core.testing import RandomDrafter
 from power_core.testing.gguf import tiny_llama

@@ -6,8 +6,8 @@ import pytest
 
 from cases.lab import GREETING, draft_with, fields_of, oracle
 from parity.conftest import STRATEGIES
+from power_core.engine import Engine
 from power_core.request import Result
-from power_core.runtime import Engine
 from power_core.target import ChatMessage
 from power_core.types import FinishReason
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from cases.lab import draft_with, fields_of
+from power_core.engine import Engine
 from power_core.errors import RequestError
 from power_core.request import GenerationRequest
-from power_core.runtime import Engine
 from power_core.testing import AdversarialDrafter, OracleDrafter, ZeroDrafter, recorded
 from power_core.types import FinishReason
 

@@ -16,7 +16,8 @@ from cases.conftest import OPTIONS
 from cases.lab import fields_of
 from parity.conftest import open_engine
 from power_core.drafter import DraftRequest
-from power_core.runtime import Engine, Runtime
+from power_core.engine import Engine
+from power_core.runtime import Runtime
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc, which Linux has")
 

@@ -9,8 +9,8 @@ import pytest
 
 from cases.lab import COPY, draft_with
 from power_core.drafter import Proposal
+from power_core.engine import Engine
 from power_core.request import Result
-from power_core.runtime import Engine
 from power_core.target import RowBatch
 from power_core.testing import LiarDrafter, ScriptedDrafter, lies_about
 

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from power_core.engine import Engine
 from power_core.errors import ArtifactError, CapabilityError, ConfigError, PowerError, RequestError
 from power_core.request import GenerationRequest, SamplingSpec
-from power_core.runtime import Engine, Runtime
+from power_core.runtime import Runtime
 from power_core.target import ChatMessage
 
 pytestmark = pytest.mark.model

@@ -9,9 +9,9 @@ import pytest
 
 from cases.lab import COPY, draft_with, fields_of, oracle
 from parity.reference import RawLoop
+from power_core.engine import Engine
 from power_core.errors import RequestError
 from power_core.request import Result
-from power_core.runtime import Engine
 from power_core.testing import ZeroDrafter, recorded
 from power_core.types import FinishReason
 

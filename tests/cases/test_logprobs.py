@@ -10,8 +10,8 @@ import pytest
 
 from cases.lab import COPY, draft_with, fields_of, oracle
 from parity.reference import RawLoop
+from power_core.engine import Engine
 from power_core.request import GenerationRequest, Result
-from power_core.runtime import Engine
 from power_core.testing import AdversarialDrafter, recorded
 
 pytestmark = pytest.mark.model

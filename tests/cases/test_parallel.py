@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from cases.lab import COPY, GREETING, fields_of
+from power_core.engine import Engine
 from power_core.errors import PowerError
 from power_core.request import GenerationRequest, Result, SamplingSpec
-from power_core.runtime import Engine
 from power_core.types import FinishReason
 
 pytestmark = pytest.mark.model

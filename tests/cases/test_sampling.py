@@ -10,8 +10,8 @@ import pytest
 
 from cases.lab import COPY, draft_all, draft_with, fields_of, oracle
 from parity.reference import RawLoop
+from power_core.engine import Engine
 from power_core.request import Result
-from power_core.runtime import Engine
 
 pytestmark = pytest.mark.model
 STRATEGIES = ("suffix", "prompt-lookup", "ngram-mod")

@@ -11,8 +11,8 @@ from power_ngram.drafter import HistoryDrafter
 
 from cases.lab import draft_with, fields_of, oracle
 from parity.reference import RawLoop
+from power_core.engine import Engine
 from power_core.errors import ConfigError, RequestError
-from power_core.runtime import Engine
 from power_core.testing import AdversarialDrafter, recorded
 
 pytestmark = pytest.mark.model

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cases.lab import COPY, draft_with, fields_of, oracle
+from power_core.engine import Engine
 from power_core.request import GenerationRequest, Result
-from power_core.runtime import Engine
 from power_core.types import FinishReason, Origin
 
 pytestmark = pytest.mark.model

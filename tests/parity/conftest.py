@@ -11,9 +11,10 @@ import pytest
 
 from parity.prompts import ParityPrompt
 from power_core.config import PowerConfig
+from power_core.engine import Engine
 from power_core.errors import ArtifactError
 from power_core.request import Result
-from power_core.runtime import Engine, Runtime
+from power_core.runtime import Runtime
 from power_core.target import ChatMessage
 
 MAX_TOKENS = 128

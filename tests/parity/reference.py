@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from llama_cpp import llama_cpp as native
 
-from power_core.runtime import Engine
+from power_core.engine import Engine
 
 __all__ = ["RawLoop", "raw_loop"]
 

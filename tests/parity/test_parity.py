@@ -12,8 +12,8 @@ import pytest
 from parity.conftest import MAX_TOKENS, STRATEGIES, WIDTHS
 from parity.prompts import PROMPTS, ParityPrompt
 from parity.reference import RawLoop, raw_loop
+from power_core.engine import Engine
 from power_core.request import GenerationRequest, Result, SamplingSpec
-from power_core.runtime import Engine
 from power_core.scheduler.drafting import OpenDraft
 from power_core.scheduler.loop import StepLoop
 from power_core.scheduler.widths import make_policy

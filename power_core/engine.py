@@ -1,0 +1,378 @@
+"""A loaded model that decodes: requests in, events out, from any number of threads."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+from power_core.capabilities import OFF, Registration
+from power_core.drafter import Drafter
+from power_core.errors import CapabilityError, RequestError
+from power_core.evidence import CostsRecord, PolicyRecord, build_receipt
+from power_core.request import Event, GenerationRequest, Result, SamplingSpec
+from power_core.scheduler.chains import ChainDrafter, chain_names
+from power_core.scheduler.drafting import OpenDraft
+from power_core.scheduler.loop import StepLoop
+from power_core.scheduler.sequence import Sequence as RunningSequence
+from power_core.scheduler.widths import make_policy
+from power_core.shapes import ExactnessLevel, ShapeProfile
+from power_core.target import ChatMessage, SessionOptions, TargetModel
+from power_core.types import JSON, Origin, TokenId
+
+__all__ = ["Engine", "Generation"]
+
+Prompt = str | Sequence[TokenId] | Sequence[ChatMessage]
+_SAMPLING_FIELDS = frozenset(field.name for field in SamplingSpec.__attrs_attrs__)
+
+
+class Engine:
+    """
+    A loaded model with its session and step loop. Made by `Runtime.open`.
+
+    Any number of threads may use one engine: requests are decoded together, each with exactly the
+    tokens it would have had alone.
+
+    Attributes:
+        name: The model's name.
+        model: The target model.
+        session: Its session.
+        strategy: Default strategy of requests.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: TargetModel,
+        options: SessionOptions,
+        *,
+        make_drafter: Callable[[str], tuple[Registration[Any], Drafter]],
+        allow_unverified: bool,
+        strategy: str,
+        draft_max: int,
+        width_policy: str,
+        is_auto: bool = False,
+    ) -> None:
+        self._make_drafter = make_drafter
+        self._allow_unverified = allow_unverified
+        self.name = name
+        self.model = model
+        self.draft_max = draft_max
+        self._owners: dict[str, str] = {}
+        self._lock = threading.Lock()  # held by the thread that steps
+        self._queues: dict[int, deque[Event] | None] = {}  # None: nobody listens any more
+        self._unclaimed: list[Event] = []  # of requests that were given to submit()
+        self._closed = False
+        self.session = model.open_session(options)
+        # `auto` never picks what is not lossless.
+        self.strategy = OFF if is_auto and not self._is_promised else strategy
+        try:
+            self._check_level(self.strategy)
+            self.loop = StepLoop(
+                self.session,
+                model.tokenizer,
+                open_strategy=self._open_strategy,
+                default_strategy=self.strategy,
+                draft_max=draft_max,
+                receipt=self._receipt,
+                make_policy=partial(make_policy, width_policy),
+            )
+            self.loop.prepare(self.strategy, draft_max)
+        except BaseException:
+            self.session.shutdown()
+            raise
+
+    @property
+    def profile(self) -> ShapeProfile:
+        """What the session measured about itself."""
+        return self.session.profile
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model file says how a conversation is written."""
+        return self.model.tokenizer.has_chat_template
+
+    # -- prompts ----------------------------------------------------------------------------------
+
+    def encode(self, text: str) -> list[TokenId]:
+        """
+        Ids of *text* as a raw prompt; special-token spellings in it stay text.
+
+        An empty text is the begin-of-sequence id alone, where the model has one.
+
+        Raises:
+            RequestError: Not a text, or one without a UTF-8 form.
+        """
+        if not isinstance(text, str):
+            raise RequestError(f"the prompt is {text!r:.80}", who="request", got=text, expected="text")
+        tokenizer = self.model.tokenizer
+        ids = tokenizer.encode(text)
+        if not ids and tokenizer.bos_id is not None:
+            return [tokenizer.bos_id]
+        return ids
+
+    def encode_chat(self, messages: Sequence[ChatMessage]) -> list[TokenId]:
+        """
+        Ids of a conversation under the model's chat template, up to where the assistant speaks.
+
+        Raises:
+            RequestError: Not messages, or the template refuses them.
+        """
+        if not isinstance(messages, Sequence) or not all(isinstance(message, ChatMessage) for message in messages):
+            raise RequestError(
+                f"the messages are {messages!r:.80}", who="chat", got=messages, expected="a sequence of ChatMessage"
+            )
+        return self.model.tokenizer.encode_chat(messages)
+
+    def request(self, prompt: Prompt, **fields: Any) -> GenerationRequest:
+        """
+        A request from *prompt* (text, ids or chat messages) and fields of `GenerationRequest` and `SamplingSpec`.
+
+        Raises:
+            RequestError: An unknown field, or a value out of range.
+        """
+        sampling = {key: fields.pop(key) for key in _SAMPLING_FIELDS & fields.keys()}
+        if sampling and "sampling" in fields:
+            raise RequestError(f"sampling and {min(sampling)} were both given", who="request", fix="give one of them")
+        unknown = fields.keys() - {field.name for field in GenerationRequest.__attrs_attrs__}
+        if unknown:
+            raise RequestError(f"unknown field {min(unknown)!r}", who="request", got=min(unknown))
+        if sampling:
+            fields["sampling"] = SamplingSpec(**sampling)
+        if isinstance(fields.get("stop"), str):
+            fields["stop"] = (fields["stop"],)
+        return GenerationRequest(self._prompt_ids(prompt), **fields)
+
+    def _prompt_ids(self, prompt: Prompt) -> Sequence[TokenId]:
+        if isinstance(prompt, str):
+            return self.encode(prompt)
+        if isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], ChatMessage):
+            return self.encode_chat(prompt)  # type: ignore[arg-type]  # a sequence of one kind
+        return prompt  # type: ignore[return-value]  # token ids, or what the request refuses
+
+    # -- decoding ---------------------------------------------------------------------------------
+
+    def generate(self, prompt: Prompt | GenerationRequest, **fields: Any) -> Generation:
+        """
+        Start a request; iterate over its events.
+
+        Args:
+            prompt: A request, or a prompt with *fields* as in `request`.
+
+        Raises:
+            PowerError: The request cannot be served.
+        """
+        if isinstance(prompt, GenerationRequest):
+            if fields:
+                raise RequestError(
+                    f"a request and {min(fields)} were given", who="request", fix="change the request with `with_`"
+                )
+            request = prompt
+        else:
+            request = self.request(prompt, **fields)
+        with self._lock:
+            request_id = self.loop.submit(request)
+            queue = self._queues[request_id] = deque()
+        return Generation(self, request_id, queue)
+
+    def complete(self, prompt: Prompt | GenerationRequest, **fields: Any) -> Result:
+        """`generate` run to its end."""
+        return self.generate(prompt, **fields).finish()
+
+    def generate_many(self, requests: Iterable[GenerationRequest]) -> list[Result]:
+        """Run *requests* together; results in their order. One that fails has its error in its result."""
+        return [generation.drain() for generation in [self.generate(request) for request in requests]]
+
+    def submit(self, request: GenerationRequest) -> int:
+        """Queue a request for callers that `step` themselves; returns its number."""
+        with self._lock:
+            return self.loop.submit(request)
+
+    def step(self) -> list[Event]:
+        """One step over all requests; returns the events of those that were given to `submit`."""
+        with self._lock:
+            self._advance()
+            events, self._unclaimed = self._unclaimed, []
+            return events
+
+    def cancel(self, request_id: int) -> None:
+        """Ask for the end of a request, from any thread."""
+        self.loop.cancel(request_id)
+
+    def progress(self, request_id: int) -> tuple[int, int]:
+        """Prompt tokens evaluated, and prompt tokens in all."""
+        return self.loop.progress(request_id)
+
+    def close(self) -> None:
+        """Free the session and the model. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self.loop.close()
+            self.session.shutdown()
+            self.model.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _advance(self) -> None:
+        """Step once and sort the events to those who wait for them; needs the lock."""
+        if self._closed:
+            raise RequestError("the engine is closed", who=f"engine {self.name!r}", fix="open the model again")
+        for event in self.loop.step():
+            queue = self._queues.get(event.request_id, self._unclaimed)
+            if queue is not None:
+                queue.append(event)
+            if event.origin is Origin.END:
+                self._queues.pop(event.request_id, None)
+
+    def _next_event(self, queue: deque[Event]) -> Event:
+        while not queue:
+            with self._lock:
+                if not queue:  # another thread may have stepped meanwhile
+                    self._advance()
+        return queue.popleft()
+
+    def _abandon(self, request_id: int) -> None:
+        if request_id in self._queues:
+            self._queues[request_id] = None
+            self.loop.cancel(request_id)
+
+    # -- strategies and receipts ------------------------------------------------------------------
+
+    @property
+    def _is_promised(self) -> bool:
+        return self.profile.level is not ExactnessLevel.UNVERIFIED or self._allow_unverified
+
+    def _check_level(self, strategy: str) -> None:
+        if strategy != OFF and not self._is_promised:
+            raise CapabilityError(
+                f"strategy {strategy!r} cannot be promised to be lossless on this target",
+                who=f"engine {self.name!r}",
+                got=self.profile.level.value,
+                expected="level bitwise or padded",
+                fix="see `power doctor`; decode with --spec off, or set allow_unverified = true",
+            )
+
+    def _open_strategy(self, name: str) -> OpenDraft:
+        self._check_level(name)
+        members: dict[str, Drafter] = {}
+        owners = []
+        for each in chain_names(name):
+            item, members[each] = self._make_drafter(each)
+            self._check_needs(item, members[each])
+            owners.append(item.owner)
+        drafter = ChainDrafter(members, self.loop.costs) if len(members) > 1 else members[each]
+        needs = drafter.requirements()
+        self._owners[name] = ", ".join(dict.fromkeys(owners))
+        return OpenDraft(
+            name,
+            drafter.open(self.model, self.session),
+            owner=self._owners[name],
+            wants_rows=bool(needs.hidden_layers),
+            fixed_shape=needs.fixed_shape,
+        )
+
+    def _check_needs(self, item: Registration[Any], drafter: Drafter) -> None:
+        missing = drafter.requirements().capabilities - self.session.capabilities
+        if missing:
+            raise CapabilityError(
+                f"strategy {item.name!r} needs {', '.join(sorted(missing))}, which this target does not have",
+                who=f"engine {self.name!r}",
+                got=sorted(self.session.capabilities),
+                plugin=item.plugin,
+                fix="choose another strategy or another target backend",
+            )
+
+    def _receipt(self, sequence: RunningSequence, result: Result) -> Mapping[str, JSON]:
+        clock = sequence.clock
+        return build_receipt(
+            target=self.model.identity,
+            strategy=sequence.strategy,
+            drafter_owner=self._owners.get(sequence.strategy),
+            profile=self.profile,
+            request=sequence.request.with_(draft_max=sequence.draft_max),
+            seed=sequence.seed,
+            token_ids=result.token_ids,
+            text=result.text,
+            finish_reason=result.finish_reason,
+            usage=result.usage,
+            logprobs=result.logprobs,
+            counts=result.counts,
+            timings=clock.timings(),
+            environment=self.model.facts(),
+            policy=self._policy_record(sequence),
+        )
+
+    def _policy_record(self, sequence: RunningSequence) -> PolicyRecord | None:
+        if sequence.strategy == OFF:
+            return None
+        costs = CostsRecord(**self.loop.costs.curve.to_json())
+        return PolicyRecord(self.loop.policy.name, sequence.width.summary(), costs)
+
+
+class Generation:
+    """
+    One request's events, as an iterator; the last one has origin `end` and the result.
+
+    Whichever thread asks for an event steps the engine for everybody. A generation that is dropped
+    before its end is cancelled.
+    """
+
+    def __init__(self, engine: Engine, request_id: int, queue: deque[Event]) -> None:
+        self._engine = engine
+        self._queue = queue
+        self.request_id = request_id
+        self._result: Result | None = None
+
+    def __iter__(self) -> Iterator[Event]:
+        return self
+
+    def __next__(self) -> Event:
+        if self._result is not None:
+            raise StopIteration
+        event = self._engine._next_event(self._queue)  # noqa: SLF001 - one class in two parts
+        self._result = event.result
+        return event
+
+    def cancel(self) -> None:
+        """Ask for the end; the closing event still comes. Callable from any thread."""
+        self._engine.cancel(self.request_id)
+
+    def drain(self) -> Result:
+        """Run to the end and return the result, whatever it is."""
+        for _ in self:
+            pass
+        return self.result
+
+    def finish(self) -> Result:
+        """
+        Run to the end and return the result.
+
+        Raises:
+            PowerError: The request failed.
+        """
+        result = self.drain()
+        if result.error is not None:
+            raise result.error
+        return result
+
+    @property
+    def result(self) -> Result:
+        """The result, once the events are exhausted."""
+        if self._result is None:
+            raise RequestError("the request has not finished", who=f"request {self.request_id}", fix="iterate first")
+        return self._result
+
+    def __del__(self) -> None:
+        if self._result is None:
+            self._engine._abandon(self.request_id)  # noqa: SLF001 - one class in two parts
