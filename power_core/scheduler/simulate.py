@@ -14,6 +14,7 @@ A draft's cost is one number, or a list for 1, 2, ... tokens. `CostCurve.to_json
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from power_core.scheduler.traces import Trace
 
 __all__ = ["FIXED_WIDTHS", "Comparison", "Replay", "compare", "oracle_cost", "read_curve", "replay"]
 
+MAX_ROWS = 4096  # of a cost curve: every row count up to the last gets a cost
 FIXED_WIDTHS = (1, 2, 3, 4, 6, 8, 12, 15)
 _WRONG = -1  # stands for every token that the target did not choose
 
@@ -159,13 +161,15 @@ def read_curve(file: Path) -> CostCurve:
 
 def _curve(table: dict[str, Any]) -> CostCurve:
     points = sorted((float(rows), float(cost)) for rows, cost in table["rows"].items())
-    if not points or points[0][0] != 1 or min(cost for _, cost in points) <= 0:
-        raise ValueError("rows must begin with 1 and cost more than 0")
+    if not points or points[0][0] != 1 or not points[-1][0] <= MAX_ROWS:  # false for NaN too
+        raise ValueError(f"rows must begin with 1 and end at {MAX_ROWS} or before")
+    if not all(0 < cost < math.inf for _, cost in points):
+        raise ValueError("rows must cost more than 0")
     steps = [interpolate(points, float(n), default=0.0) for n in range(1, int(points[-1][0]) + 1)]
     drafts = {
         str(name): [float(cost) for cost in (costs if isinstance(costs, list) else [costs])]
         for name, costs in table.get("drafts", {}).items()
     }
-    if any(not costs or min(costs) < 0 for costs in drafts.values()):
+    if any(not costs or not all(0 <= cost < math.inf for cost in costs) for costs in drafts.values()):
         raise ValueError("a draft costs 0 or more")
     return fixed_curve(steps, drafts)

@@ -105,9 +105,11 @@ def test_a_curve_is_read_in_any_unit(files):
     assert costs.draft("s", 5) == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", '{"rows": {}}', '{"rows": {"2": 1}}', '{"rows": {"1": 0}}', '{"rows": {"a": 1}}']
-)
+@pytest.mark.parametrize("text", [
+    "", "[]", '{"rows": {}}', '{"rows": {"2": 1}}', '{"rows": {"1": 0}}', '{"rows": {"a": 1}}',
+    '{"rows": {"1": 1, "99999999999999999999": 3}}', '{"rows": {"1": 1, "NaN": 3}}', '{"rows": {"1": 1, "2": Infinity}}',
+    '{"rows": {"1": 1}, "drafts": {"s": [NaN]}}',
+])  # fmt: skip
 def test_a_file_that_is_no_curve_is_refused(tmp_path, text):
     file = tmp_path / "c.json"
     file.write_text(text)
