@@ -107,7 +107,8 @@ def test_a_curve_is_read_in_any_unit(files):
 
 @pytest.mark.parametrize("text", [
     "", "[]", '{"rows": {}}', '{"rows": {"2": 1}}', '{"rows": {"1": 0}}', '{"rows": {"a": 1}}',
-    '{"rows": {"1": 1, "99999999999999999999": 3}}', '{"rows": {"1": 1, "NaN": 3}}', '{"rows": {"1": 1, "2": Infinity}}',
+    '{"rows": {"1": 1, "99999999999999999999": 3}}', '{"rows": {"1": 1, "NaN": 3}}',
+    '{"rows": {"1": 1, "2": Infinity}}',
     '{"rows": {"1": 1}, "drafts": {"s": [NaN]}}',
 ])  # fmt: skip
 def test_a_file_that_is_no_curve_is_refused(tmp_path, text):
