@@ -28,6 +28,8 @@ __all__ = [
 
 T = TypeVar("T")
 
+_LARGEST = 2**53 - 1  # integers up to here are exact in JSON, and so in a receipt
+
 
 class LogitsProcessor(Protocol):
     """
@@ -68,10 +70,9 @@ def _of(kind: type | tuple[type, ...], expected: str) -> Any:
 
 
 def _count(_obj: object, attribute: Any, value: object) -> None:
-    if value is not None and not (isinstance(value, int) and value >= 0):
-        raise RequestError(
-            f"{attribute.name} is {value!r:.80}", who="request", got=value, expected="an integer >= 0, or none at all"
-        )
+    if value is not None and not (isinstance(value, int) and 0 <= value <= _LARGEST):
+        expected = f"an integer from 0 to {_LARGEST}, or none at all"
+        raise RequestError(f"{attribute.name} is {value!r:.80}", who="request", got=value, expected=expected)
 
 
 def _copy(make: Callable[[Any], T], values: Any, name: str, expected: str, who: str = "request") -> T:
@@ -137,14 +138,14 @@ class SamplingSpec:
     """
 
     temperature: float = field(default=0.0, validator=_within(0))
-    top_k: int = field(default=0, validator=_within(0))
+    top_k: int = field(default=0, validator=_within(0, _LARGEST))
     typical_p: float = field(default=1.0, validator=_within(0, 1))
     top_p: float = field(default=1.0, validator=_within(0, 1))
     min_p: float = field(default=0.0, validator=_within(0, 1))
     repeat_penalty: float = field(default=1.0, validator=_within(1e-6, 1e6))
     presence_penalty: float = field(default=0.0, validator=_within(-100, 100))
     frequency_penalty: float = field(default=0.0, validator=_within(-100, 100))
-    penalty_window: int = field(default=64, validator=_within(-1))
+    penalty_window: int = field(default=64, validator=_within(-1, _LARGEST))
     logit_bias: Mapping[TokenId, float] = field(factory=dict, converter=_logit_bias)
     seed: int | None = None
     logprobs: int | None = None

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from power_core.errors import ReceiptError
+from power_core.errors import ReceiptError, RequestError
 from power_core.evidence import (
     Timings,
     build_receipt,
@@ -210,6 +210,27 @@ def test_records_have_every_field_of_what_they_record() -> None:
     digests = {"json_schema": "json_schema_sha256", "regex": "regex_sha256"}
     settings = {digests.get(a.name, a.name) for a in attrs.fields(SamplingSpec)}
     assert {a.name for a in attrs.fields(SamplingRecord)} == settings
+
+
+def test_a_ban_has_a_place_in_the_receipt() -> None:
+    """A bias of -inf, which no JSON number can be, is recorded as None and verifies."""
+    request = GenerationRequest((1, 2), SamplingSpec(logit_bias={5: -math.inf, 2: 1.0}))
+    body = verify_document(make_receipt(request=request)).body
+    assert body.request.sampling.logit_bias == [(2, 1.0), (5, None)]
+
+
+@pytest.mark.parametrize("key", ["top_k", "penalty_window", "max_tokens", "draft_max"])
+def test_a_count_that_a_receipt_cannot_hold_is_refused_before_decoding(key: str) -> None:
+    """The largest count a request may have is the largest integer a receipt can record."""
+
+    def request(value: int) -> GenerationRequest:
+        if key in ("top_k", "penalty_window"):
+            return GenerationRequest((1, 2), SamplingSpec(**{key: value}))
+        return GenerationRequest((1, 2), **{key: value})
+
+    assert verify_document(make_receipt(request=request(2**53 - 1))).body
+    with pytest.raises(RequestError, match=f"{key} is {2**53} "):
+        request(2**53)
 
 
 def test_numbers_that_json_cannot_hold_are_refused() -> None:

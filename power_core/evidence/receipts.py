@@ -183,7 +183,10 @@ def _sampling_record(sampling: SamplingSpec, seed: int) -> SamplingRecord:
         presence_penalty=sampling.presence_penalty,
         frequency_penalty=sampling.frequency_penalty,
         penalty_window=sampling.penalty_window,
-        logit_bias=[(int(token), float(bias)) for token, bias in sorted(sampling.logit_bias.items())],
+        logit_bias=[
+            (int(token), None if bias == -math.inf else float(bias))
+            for token, bias in sorted(sampling.logit_bias.items())
+        ],
         seed=str(seed),
         logprobs=sampling.logprobs,
         processors=[_hook_name(hook) for hook in sampling.processors],

@@ -91,7 +91,7 @@ class SamplingRecord:
 
     Args:
         seed: The seed the draws were keyed with, drawn or given, in decimal: JSON numbers end at 2**53.
-        logit_bias: (id, bias) pairs by ascending id.
+        logit_bias: (id, bias) pairs by ascending id; None is a ban, whose -inf JSON cannot hold.
         processors: Names of the user hooks; their code is not part of the evidence.
         json_schema_sha256: Digest of the schema, None without one.
         regex_sha256: Digest of the pattern, None without one.
@@ -106,7 +106,7 @@ class SamplingRecord:
     presence_penalty: float
     frequency_penalty: float
     penalty_window: int
-    logit_bias: list[tuple[int, float]]
+    logit_bias: list[tuple[int, float | None]]
     seed: str
     logprobs: int | None
     processors: list[str]
