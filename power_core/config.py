@@ -17,7 +17,7 @@ import attrs
 import platformdirs
 from attrs import field, frozen
 
-from power_core.errors import ConfigError, RequestError
+from power_core.errors import ConfigError, PowerError, RequestError
 from power_core.scheduler.widths import policy_name
 from power_core.structuring import structured, type_name, unknown_name
 
@@ -184,8 +184,11 @@ class PowerConfig:
         try:
             return registration.config(**values)
         except Exception as exc:
-            what = exc.what if isinstance(exc, ConfigError) else str(exc)
-            raise ConfigError(what, who=source, where=where, plugin=registration.plugin, got=dict(table)) from exc
+            what = exc.what if isinstance(exc, PowerError) else str(exc.args[0] if exc.args else exc)
+            expected = exc.expected if isinstance(exc, PowerError) else None
+            raise ConfigError(
+                what, who=source, where=where, plugin=registration.plugin, got=dict(table), expected=expected
+            ) from exc
 
     def check_plugins(self, plugins: PluginSet) -> None:
         """
@@ -243,7 +246,7 @@ def config_files(environ: Mapping[str, str] | None = None, cwd: Path | None = No
     """Where a configuration file is looked for, first hit wins."""
     environ = os.environ if environ is None else environ
     named = [Path(environ["POWER_CONFIG"])] if environ.get("POWER_CONFIG") else []
-    return [*named, (cwd or Path.cwd()) / FILE_NAME, platformdirs.user_config_path("power") / FILE_NAME]
+    return [*named, (cwd or Path()) / FILE_NAME, platformdirs.user_config_path("power") / FILE_NAME]
 
 
 def _keys() -> dict[str, Any]:
@@ -272,20 +275,29 @@ def _read_toml(file: Path) -> dict[str, Any]:
         raise ConfigError(f"cannot be read: {exc.strerror}", who="config", where=str(file), got=file) from exc
     except ValueError as exc:  # broken UTF-8 and broken TOML
         raise ConfigError(f"not TOML: {exc}", who="config", where=str(file)) from exc
+    except RecursionError as exc:
+        raise ConfigError("nested too deeply", who="config", where=str(file)) from exc
 
 
 def _plugin_tables(table: Any, source: str) -> dict[str, Any]:
-    sections = table if isinstance(table, dict) else {PLUGIN_TABLE: table}
-    for name, section in sections.items():
+    if not isinstance(table, dict):
+        raise ConfigError(
+            f"{PLUGIN_TABLE} is {table!r:.80}",
+            who="config",
+            where=source,
+            got=table,
+            expected=f"tables [{PLUGIN_TABLE}.NAME]",
+        )
+    for name, section in table.items():
         if not isinstance(section, dict):
             raise ConfigError(
-                f"{PLUGIN_TABLE}.{name} is {section!r}",
+                f"{PLUGIN_TABLE}.{name} is {section!r:.80}",
                 who="config",
                 where=source,
                 got=section,
                 expected=f"a table [{PLUGIN_TABLE}.{name}]",
             )
-    return sections
+    return table
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -296,7 +308,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
             if value != "":  # an empty variable is one that was switched off
                 found[keys[name].name] = _read_value(value, keys[name].type)
         elif _looks_like_key(name, keys):
-            raise unknown_name("unknown variable", name, keys, "environment")
+            raise unknown_name(f"unknown variable {name}", name, keys, "environment")
     return found
 
 

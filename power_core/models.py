@@ -52,7 +52,7 @@ def add_model(name: str, path: str | Path, taken: Mapping[str, str]) -> Path:
 
     Raises:
         ArtifactError: There is no such file.
-        ConfigError: The name is taken or is no name.
+        ConfigError: The name is taken or is no name, or the record cannot be written.
     """
     file = Path(path).expanduser().absolute()
     if not _NAME.fullmatch(name):
@@ -76,7 +76,7 @@ def remove_model(name: str) -> None:
     Forget an added model; its file stays.
 
     Raises:
-        ConfigError: No model of that name was added.
+        ConfigError: No model of that name was added, or the record cannot be written.
     """
     known = _read()
     if name not in known:
@@ -107,8 +107,10 @@ def _read() -> dict[str, str]:
         table = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as exc:
-        raise ConfigError(f"cannot be read: {exc}", who="models", where=str(file), fix="mend or delete it") from exc
+    except OSError as exc:
+        raise ConfigError(f"cannot be read: {exc.strerror}", who="models", where=str(file)) from exc
+    except (ValueError, RecursionError) as exc:  # broken UTF-8 and broken JSON
+        raise ConfigError(f"not JSON: {exc}", who="models", where=str(file), fix="mend or delete it") from exc
     if not isinstance(table, dict) or not all(isinstance(path, str) for path in table.values()):
         raise ConfigError(
             "not a table of names and paths", who="models", where=str(file), got=table, fix="mend or delete it"
@@ -118,11 +120,18 @@ def _read() -> dict[str, str]:
 
 def _write(table: Mapping[str, str]) -> None:
     file = models_file()
+    try:
+        _replace(file, json.dumps(table, indent=2, sort_keys=True) + "\n")
+    except OSError as exc:
+        raise ConfigError(f"cannot be written: {exc.strerror}", who="models", where=str(file), got=file) from exc
+
+
+def _replace(file: Path, text: str) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=file.name)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as out:
-            out.write(json.dumps(table, indent=2, sort_keys=True) + "\n")
+            out.write(text)
         Path(temporary).replace(file)  # readers see the old file or the new one, never half of it
     except BaseException:
         Path(temporary).unlink(missing_ok=True)

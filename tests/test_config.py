@@ -25,6 +25,13 @@ class EchoConfig:
     names: list[str] = attrs.field(factory=list)
     deep: bool = attrs.field(default=False)
     floor: int | None = attrs.field(default=None, validator=attrs.validators.optional(attrs.validators.ge(0)))
+    mode: str = attrs.field(default="a", validator=attrs.validators.in_(("a", "b")))
+    share: float = attrs.field(default=0.0)
+
+    @share.validator
+    def _is_share(self, _attribute: Any, value: float) -> None:
+        if not 0 <= value <= 1:
+            raise ConfigError(f"share is {value}", expected="a number from 0 to 1")
 
 
 ECHO = Registration("echo", "echo", "power-echo 1.0", object(), config=EchoConfig)
@@ -82,12 +89,18 @@ def test_file_is_the_named_one_else_the_folder_else_the_user(tmp_path: Path, mon
         ("model = 5", {}, {}, ["model is 5", "expected a string"]),
         ("allow_unverified = 1", {}, {}, ["allow_unverified is 1", "expected true or false"]),
         ("ctx = 0", {}, {}, ["power.toml: ctx", "ctx is 0", "expected >= 1"]),
-        ("plugin = 3", {}, {}, ["power.toml", "expected a table"]),
+        ("plugin = 3", {}, {}, ["power.toml", "plugin is 3 (expected tables [plugin.NAME])"]),
         ("plugin.echo = 3", {}, {}, ["plugin.echo is 3", "expected a table [plugin.echo]"]),
         ("= 3", {}, {}, ["power.toml", "not TOML"]),
+        pytest.param("a = " + "[" * 100_000, {}, {}, ["power.toml", "nested too deeply"], id="deep"),
         ("", {"POWER_TOP_K": "many"}, {}, ["POWER_TOP_K", "'many'", "expected an integer"]),
         ("", {"POWER_SPEC_DRAFT_MAXX": "3"}, {}, ["did you mean 'POWER_SPEC_DRAFT_MAX'?"]),
-        ("", {"POWER_TEMPERATUR": "3"}, {}, ["did you mean 'POWER_TEMPERATURE'?"]),
+        (
+            "",
+            {"POWER_TEMPERATUR": "3"},
+            {},
+            ["variable POWER_TEMPERATUR (", "did you mean 'POWER_TEMPERATURE'?"],
+        ),
         ("", {"POWER_ALLOW_UNVERIFIED": "maybe"}, {}, ["POWER_ALLOW_UNVERIFIED", "expected true or false"]),
         ("", {}, {"spec_draft_max": -1}, ["--draft-max", "spec_draft_max is -1", "expected >= 0"]),
     ],
@@ -116,6 +129,16 @@ def test_variables_of_others_are_left_alone(tmp_path: Path) -> None:
     assert load(tmp_path, environ=environ) == PowerConfig()
 
 
+def test_a_folder_that_is_gone_has_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell may stand in a folder that was removed; commands work there all the same."""
+    monkeypatch.setattr("platformdirs.user_config_path", lambda name: tmp_path / name)
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert load_config(environ={}) == PowerConfig()
+
+
 def test_a_named_file_must_be_there(tmp_path: Path) -> None:
     """A file that was asked for is never silently skipped."""
     with pytest.raises(ConfigError, match=r"none\.toml: cannot be read"):
@@ -136,6 +159,8 @@ def test_plugin_section_becomes_the_plugins_own_class(tmp_path: Path) -> None:
         ("max_match = 'x'", "[plugin.echo] max_match: max_match is 'x' (expected an integer)"),
         ("names = [1]", "expected list[str]"),
         ("floor = -1", "[plugin.echo]"),
+        ("mode = 'c'", "[plugin.echo]: 'mode' must be in ('a', 'b') (got 'c')"),
+        ("share = 2", "[plugin.echo]: share is 2.0 (expected a number from 0 to 1)"),
     ],
 )
 def test_plugin_section_errors_name_section_and_key(tmp_path: Path, line: str, found: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from click.testing import Result
@@ -72,6 +73,23 @@ def test_models_can_be_added_used_and_removed(power: Power, toy: Any, tmp_path: 
     assert power("models", "remove", "mine").exit_code == 0
     assert [item["name"] for item in json.loads(power("models", "--json").stdout)["models"]] == ["toy"]
     assert mine.exists()
+
+
+def test_a_record_that_cannot_be_kept_is_one_line(
+    power: Power, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that is none, one that cannot be written and a damaged record: each says which file, and why."""
+    home = tmp_path / "home"
+    home.write_bytes(b"")
+    assert "models.json: cannot be read: Not a directory" in power("models").stderr
+    home.unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr("power_core.models.tempfile.mkstemp", Mock(side_effect=PermissionError(13, "Permission denied")))
+        refused = power("models", "add", "mine", "toy.scripted")
+    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
+    assert "models.json: cannot be written: Permission denied" in refused.stderr
+    (home / "power" / "models.json").write_text("[" * 100_000)
+    assert "models.json: not JSON" in power("models").stderr
 
 
 def test_models_whose_file_is_gone_say_so(power: Power, tmp_path: Path) -> None:
