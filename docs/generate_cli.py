@@ -17,7 +17,8 @@ INTRODUCTION = """\
 This page is generated from `--help` by `make docs`.
 
 - `--json` prints exactly one JSON document on standard output, in canonical form (RFC 8785).
-- Bad input is one line on standard error and exit code 2; `POWER_DEBUG=1` gives the traceback instead.
+- Bad input is one line on standard error and exit code 2. A bug, in Power or a plugin, is one line and exit code 70.
+  `POWER_DEBUG=1` gives the traceback of either.
 - `generate` ends with exit code 130 after Ctrl-C, having printed what was made; a second Ctrl-C interrupts at once.
 - `verify` ends with 1 where anything differs, `receipt verify` where anything was changed, `doctor` where the model
   could not be opened.

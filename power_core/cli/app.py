@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import click
 
@@ -19,6 +19,7 @@ from power_core.errors import PluginError, PowerError
 __all__ = ["EXIT_BAD_INPUT", "cli", "main"]
 
 EXIT_BAD_INPUT = 2
+EXIT_BUG = 70  # EX_SOFTWARE of sysexits.h
 
 # Help lines stand here so that `power --help` imports none of the modules; a test holds them to the docstrings.
 _COMMANDS = {
@@ -93,16 +94,30 @@ class PowerGroup(click.Group):
         except click.ClickException as exc:
             context = getattr(exc, "ctx", None)
             return _complain(f"{context.command_path if context else 'power'}: {exc.format_message()}")
-        except PowerError as exc:
+        except Exception as exc:
             if os.environ.get("POWER_DEBUG") == "1":
                 raise
-            return _complain(f"power: {exc}")
+            return _explain(exc)
         return code if isinstance(code, int) else 0
+
+
+def _explain(exc: Exception) -> int:
+    if isinstance(exc, PowerError):
+        return _complain(f"power: {exc}")
+    if isinstance(exc, OSError):  # of the streams: files that can fail have errors of their own
+        sys.stdout = _nowhere("w")  # or the process would try to flush what is left, and fail again, as it ends
+        return _complain(": ".join(str(part) for part in ("power", exc.filename, exc.strerror or exc) if part))
+    _complain(f"power: a bug, here or in a plugin: {type(exc).__name__}: {exc}; POWER_DEBUG=1 shows where")
+    return EXIT_BUG
 
 
 def _complain(message: str) -> int:
     click.echo(" ".join(message.split()), err=True)
     return EXIT_BAD_INPUT
+
+
+def _nowhere(mode: str) -> IO[Any]:
+    return Path(os.devnull).open(mode)  # noqa: SIM115 - a stream of the process, until it ends
 
 
 def _imported(import_path: str) -> click.Command:
@@ -139,6 +154,9 @@ def cli(ctx: click.Context, config: Path | None) -> None:
 
 def main() -> None:
     """Entry point of the ``power`` script."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # the caller closed it; its number must not go to a file opened later
+            setattr(sys, name, _nowhere("r" if name == "stdin" else "w"))
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:

@@ -47,7 +47,7 @@ def _biases(_ctx: click.Context, option: click.Parameter, values: Sequence[str])
 @click.option("--stop", multiple=True, metavar="S", help="End before this text.")
 @click.option("--stop-id", type=int, multiple=True, metavar="N", help="End at this token id.")
 @click.option("--json-schema", type=file_path(), metavar="FILE", help="Constrain the output to this JSON schema.")
-@click.option("--logprobs", type=int, metavar="N", help="Report the N most likely tokens beside each token.")
+@click.option("--logprobs", type=int, metavar="N", help="In the JSON document: the N most likely tokens at each.")
 @click.option("--stats", is_flag=True, help="Say on standard error how it was decoded: policy, widths, counters.")
 @click.option("--trace", is_flag=True, help="Colour tokens by origin, and sum up.")
 @click.option(
@@ -77,7 +77,8 @@ def generate(
     """
     Generate text from a prompt.
 
-    PROMPT is text, or - for standard input. Exits with 130 where Ctrl-C ended the text early.
+    PROMPT is text, or - for standard input, which is read as well where there is neither PROMPT nor -f. Exits
+    with 130 where Ctrl-C ended the text early.
     """
     state = ctx.ensure_object(State)
     text = read_prompt(prompt, file)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,6 +32,7 @@ code = cli.main(["--help"], standalone_mode=False)
 assert not {"torch", "llama_cpp", "numpy"} & set(sys.modules), sorted(sys.modules)
 sys.exit(code)
 """
+MODELS = [sys.executable, "-c", "from power_core.cli import main; main()", "models", "--json"]
 
 
 class Commands:
@@ -47,6 +49,8 @@ class Commands:
 @click.argument("word")
 @click.pass_obj
 def echo(state: State, word: str) -> None:
+    if word == "bug":
+        raise ZeroDivisionError("by\nzero")
     if word == "fail":
         raise CapabilityError("nothing\nprovides it", who="echo")
     click.echo(f"{word} {len(state.plugins.loaded)}")
@@ -163,6 +167,15 @@ def test_plugins_add_commands(power_echo: Power) -> None:
     assert (failed.exit_code, failed.stderr) == (2, "power: echo: nothing provides it\n")
 
 
+def test_a_bug_is_one_line_that_says_how_to_see_more(power_echo: Power, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a plugin's command raises, the exit code tells it from bad input, and POWER_DEBUG=1 shows where."""
+    failed = power_echo("echo", "bug")
+    assert (failed.exit_code, failed.stderr.count("\n"), failed.stdout) == (70, 1, "")
+    assert "ZeroDivisionError: by zero; POWER_DEBUG=1" in failed.stderr
+    monkeypatch.setenv("POWER_DEBUG", "1")
+    assert isinstance(power_echo("echo", "bug").exception, ZeroDivisionError)
+
+
 @pytest.mark.parametrize("name", ["gone", "wrong"])
 def test_a_command_that_cannot_be_imported_is_its_plugins_fault(power_echo: Power, name: str) -> None:
     """One line names plugin and cause; the other commands still work."""
@@ -174,11 +187,25 @@ def test_a_command_that_cannot_be_imported_is_its_plugins_fault(power_echo: Powe
 
 def test_closed_pipe_is_quiet() -> None:
     """`power ... | head` ends without a traceback."""
-    code = "from power_core.cli import main; main()"
-    command = [sys.executable, "-c", code, "models", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(MODELS, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == ""
     assert process.returncode != 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_one_line() -> None:
+    """Output that cannot be written is an error, and nothing is said twice when the process ends."""
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(MODELS, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (2, "power: No space left on device\n")
+
+
+@pytest.mark.parametrize("closed", [0, 1, 2])
+def test_closed_streams_are_empty_ones(closed: int) -> None:
+    """A caller may close any of the three streams; the exit code stays what it would have been."""
+    shell = f'exec "$0" "$@" {closed}>&-'
+    for arguments, code in ((MODELS, 0), ([*MODELS[:-2], "nonsense"], 2)):
+        assert subprocess.run(["sh", "-c", shell, *arguments], capture_output=True, timeout=60).returncode == code
