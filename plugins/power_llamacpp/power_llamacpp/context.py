@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from power_core.errors import BackendError
 from power_llamacpp.config import KvType
-from power_llamacpp.native import library, log_bridge
+from power_llamacpp.native import interrupts_deferred, library, log_bridge
 
 __all__ = ["ContextSettings", "NativeBatch", "NativeContext", "NativeModel"]
 
@@ -94,7 +94,8 @@ class NativeModel:
         params.use_extra_bufts = extra_buffers
         params.vocab_only = vocab_only
         log_bridge().forget()
-        self._handle = lib.llama_model_load_from_file(str(path).encode(), params)
+        with interrupts_deferred():
+            self._handle = lib.llama_model_load_from_file(str(path).encode(), params)
         if not self._handle:
             raise BackendError(
                 f"llama.cpp cannot load the model{log_bridge().reason()}",
@@ -202,7 +203,8 @@ class NativeContext:
         self.settings = settings
         params = self._params(settings)
         log_bridge().forget()
-        self._handle = lib.llama_init_from_model(model.handle, params)
+        with interrupts_deferred():
+            self._handle = lib.llama_init_from_model(model.handle, params)
         if not self._handle:
             raise BackendError(
                 f"llama.cpp cannot make a context{log_bridge().reason()}",

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import MutableMapping
+import signal
+import threading
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -18,7 +21,7 @@ import structlog
 
 from power_core.errors import BackendError
 
-__all__ = ["LogBridge", "library", "log_bridge", "set_wait_policy"]
+__all__ = ["LogBridge", "interrupts_deferred", "library", "log_bridge", "set_wait_policy"]
 
 # How long an OpenMP worker spins at a barrier before it sleeps. A forward has hundreds of barriers: one that spins
 # for long starves the worker that has no core on a shared machine, one that sleeps at once pays for waking up each
@@ -116,6 +119,28 @@ def library() -> ModuleType:
     _keep_alive.append(callback)
     lib.llama_backend_init()
     return lib  # type: ignore[no-any-return]  # the binding ships no types
+
+
+@contextmanager
+def interrupts_deferred() -> Iterator[None]:
+    """
+    Let Ctrl-C take effect when the block is left.
+
+    For native calls that log much: an exception that a signal raises in the log callback cannot pass through C, so
+    ctypes would print and drop it.
+    """
+    previous = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(previous):
+        yield  # signals are the main thread's; without a handler nothing is raised
+        return
+    received: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _frame: received.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+        if received:
+            previous(received[0], None)
 
 
 _keep_alive: list[Any] = []  # llama.cpp holds a raw pointer to the callback until the process ends

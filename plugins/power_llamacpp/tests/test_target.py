@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +11,9 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 from power_llamacpp.config import Choice, LlamaCppConfig
+from power_llamacpp.context import NativeModel
 from power_llamacpp.gguf_check import check_gguf
-from power_llamacpp.native import WAIT_POLICY, LogBridge, set_wait_policy
+from power_llamacpp.native import WAIT_POLICY, LogBridge, interrupts_deferred, set_wait_policy
 from power_llamacpp.plugin import make_llamacpp
 from power_llamacpp.target import LlamaCppBackend, LlamaCppModel
 
@@ -178,6 +180,19 @@ def test_log_lines_are_joined_levelled_and_kept_for_errors(monkeypatch: pytest.M
     assert bridge.reason() == ": bad\ufffd"
     bridge.forget()
     assert bridge.reason() == ""
+
+
+def test_ctrl_c_while_a_model_loads_is_not_lost(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A signal in llama.cpp's log callback, where ctypes would drop it, interrupts when the call is over."""
+    monkeypatch.setattr(LogBridge, "write", lambda *_: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        NativeModel(file)
+    assert capfd.readouterr().err == ""
+    with pytest.raises(BackendError), interrupts_deferred():
+        raise BackendError("the block's own")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_refused_model_says_why(tmp_path: Path) -> None:
