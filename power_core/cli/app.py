@@ -117,7 +117,7 @@ def _complain(message: str) -> int:
 
 
 def _nowhere(mode: str) -> IO[Any]:
-    return Path(os.devnull).open(mode)  # noqa: SIM115 - a stream of the process, until it ends
+    return Path(os.devnull).open(mode)
 
 
 def _imported(import_path: str) -> click.Command:
