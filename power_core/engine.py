@@ -11,7 +11,7 @@ from typing import Any
 
 from power_core.capabilities import OFF, Registration
 from power_core.drafter import Drafter
-from power_core.errors import CapabilityError, RequestError
+from power_core.errors import CapabilityError, DrafterError, PowerError, RequestError
 from power_core.evidence import CostsRecord, PolicyRecord, build_receipt
 from power_core.request import Event, GenerationRequest, Result, SamplingSpec
 from power_core.scheduler.chains import ChainDrafter, chain_names
@@ -212,9 +212,11 @@ class Engine:
             if self._closed:
                 return
             self._closed = True
-            self.loop.close()
-            self.session.shutdown()
-            self.model.close()
+            try:
+                self.loop.close()
+            finally:
+                self.session.shutdown()
+                self.model.close()
 
     def __enter__(self) -> Engine:
         return self
@@ -274,9 +276,20 @@ class Engine:
         drafter = ChainDrafter(members, self.loop.costs) if len(members) > 1 else members[each]
         needs = drafter.requirements()
         self._owners[name] = ", ".join(dict.fromkeys(owners))
+        try:
+            session = drafter.open(self.model, self.session)
+        except PowerError:
+            raise
+        except Exception as exc:  # plugin code may raise anything
+            raise DrafterError(
+                f"opening it raised {type(exc).__name__}: {exc}",
+                who=f"strategy {name!r}",
+                got=exc,
+                fix="report it to the plugin's author, or decode with --spec off",
+            ) from exc
         return OpenDraft(
             name,
-            drafter.open(self.model, self.session),
+            session,
             owner=self._owners[name],
             wants_rows=bool(needs.hidden_layers),
             fixed_shape=needs.fixed_shape,

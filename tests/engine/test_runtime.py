@@ -4,11 +4,12 @@ import gc
 import json
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier, Thread
+from unittest.mock import Mock
 
 import pytest
 
 from power_core.config import PowerConfig
-from power_core.errors import ArtifactError, CapabilityError, ConfigError, PowerError, RequestError
+from power_core.errors import ArtifactError, CapabilityError, ConfigError, DrafterError, PowerError, RequestError
 from power_core.evidence import verify_document
 from power_core.request import GenerationRequest, SamplingSpec
 from power_core.runtime import Runtime
@@ -255,6 +256,32 @@ def test_a_fixed_shape_and_adaptive_do_not_open_together(runtime):
         runtime.open("toy", spec="block", width_policy="adaptive")
     with runtime.open("toy", spec="block") as engine:
         assert len(engine.complete(PROMPT, max_tokens=9).token_ids) == 9
+
+
+def test_a_strategy_that_cannot_be_opened_is_one_line(runtime, monkeypatch):
+    """Whatever a drafter raises as it opens, the error names the strategy; other strategies still decode."""
+
+    def refuse(_drafter, _model, _session):
+        raise ZeroDivisionError("by\nzero")
+
+    monkeypatch.setattr(RandomDrafter, "open", refuse)
+    with pytest.raises(DrafterError, match=r"^strategy 'random': opening it raised ZeroDivisionError: by zero"):
+        runtime.open("toy", spec="random")
+    with runtime.open("toy", spec="oracle") as engine:
+        with pytest.raises(DrafterError):
+            engine.complete(PROMPT, max_tokens=9, spec="mixed,random")
+        assert len(engine.complete(PROMPT, max_tokens=9).token_ids) == 9
+
+
+def test_closing_frees_the_model_though_a_drafter_refuses(runtime, target, monkeypatch):
+    """What a drafter raises as it closes reaches the caller after session and model are free."""
+    engine = runtime.open("toy", spec="random")
+    monkeypatch.setattr(engine.loop.drafts, "close", Mock(side_effect=ZeroDivisionError))
+    with pytest.raises(ZeroDivisionError):
+        engine.close()
+    target.sessions[-1].assert_all_closed()
+    monkeypatch.undo()
+    engine.loop.close()
 
 
 def test_a_closed_engine_says_so(runtime):
