@@ -231,12 +231,13 @@ def _signal_name(number: int) -> str:
 
 
 def _all_failed(subject: _Subject, measurements: Sequence[Measurement]) -> BackendError:
-    reasons = [
-        f"extra_buffers={_on(m.settings.extra_buffers)}, flash_attention={_on(m.settings.flash_attention)}: {m.failure}"
-        for m in measurements
-    ]
+    reasons: dict[str, list[str]] = {}
+    for m in measurements:
+        settings = f"extra_buffers={_on(m.settings.extra_buffers)}, flash_attention={_on(m.settings.flash_attention)}"
+        reasons.setdefault(str(m.failure), []).append(settings)
+    told = "; ".join(f"{' and '.join(settings)}: {reason}" for reason, settings in reasons.items())
     return BackendError(
-        "llama.cpp cannot run this model with any allowed setting: " + "; ".join(reasons),
+        f"llama.cpp cannot run this model with any allowed setting: {told if len(reasons) > 1 else ''.join(reasons)}",
         plugin=PLUGIN,
         where=str(subject.path),
         got=[m.failure for m in measurements],

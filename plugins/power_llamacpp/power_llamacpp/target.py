@@ -131,14 +131,20 @@ class LlamaCppModel:
                 fix="use a strategy that needs none",
             )
         most = library().llama_max_parallel_sequences()
-        for name, value, low, high in (
-            ("max_sequences", options.max_sequences, 1, most),
-            ("max_rows", options.max_rows, 1, self.config.prefill_rows),
-            ("rollback_rows", options.rollback_rows, 0, self.config.prefill_rows - 2),
-            ("threads", options.threads or 1, 1, 512),
+        for name, value, low, high, key in (
+            ("max_sequences", options.max_sequences, 1, most, "parallel"),
+            ("max_rows", options.max_rows, 1, self.config.prefill_rows, "spec_draft_max"),
+            ("rollback_rows", options.rollback_rows, 0, self.config.prefill_rows - 2, "spec_mtp_recurrent_snapshots"),
+            ("threads", options.threads or 1, 1, 512, "threads"),
         ):
             if not low <= value <= high:
-                raise ConfigError(f"{name} is {value}", plugin=PLUGIN, got=value, expected=f"{low} to {high}")
+                raise ConfigError(
+                    f"{name} is {value}",
+                    plugin=PLUGIN,
+                    got=value,
+                    expected=f"{low} to {high}",
+                    fix=f"set another {key}",
+                )
         return evolve(
             options,
             context_size=context_size_of(options, self.trained_context),

@@ -167,10 +167,12 @@ def test_death_of_every_child_is_one_error(model: Path, tmp_path: Path) -> None:
 
 
 def test_refusal_of_the_library_is_passed_on(model: Path, tmp_path: Path) -> None:
-    """What llama.cpp itself refuses is an error with its reason."""
+    """What llama.cpp itself refuses is an error with its reason, told once though every setting meets it."""
     broken = tiny_llama(tmp_path / "broken.gguf", omit={"blk.0.attn_q.weight"})
-    with pytest.raises(BackendError, match="attn_q"):
-        probe.measure(broken, check_gguf(model), config=PLAIN, threads=1, max_rows=16)
+    with pytest.raises(BackendError, match="attn_q") as caught:
+        probe.measure(broken, check_gguf(model), config=LlamaCppConfig(), threads=1, max_rows=16)
+    assert len(caught.value.got) > 1
+    assert str(caught.value).count("attn_q") == 1
 
 
 def test_child_that_hangs(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

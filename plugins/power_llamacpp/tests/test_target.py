@@ -111,7 +111,7 @@ def test_session_of_a_loaded_model_decodes(file: Path) -> None:
 @pytest.mark.parametrize(("changes", "error", "message"), [
     ({"max_sequences": 0}, ConfigError, "max_sequences is 0"),
     ({"max_sequences": 10_000}, ConfigError, "max_sequences is 10000"),
-    ({"max_rows": 513}, ConfigError, "max_rows is 513"),
+    ({"max_rows": 513}, ConfigError, "max_rows is 513 .expected 1 to 512.; set another spec_draft_max"),
     ({"rollback_rows": -1}, ConfigError, "rollback_rows is -1"),
     ({"threads": -2}, ConfigError, "threads is -2"),
     ({"context_size": 4096}, ConfigError, "context_size is 4096"),
@@ -198,7 +198,5 @@ def test_ctrl_c_while_a_model_loads_is_not_lost(
 def test_refused_model_says_why(tmp_path: Path) -> None:
     """The reason that llama.cpp logged is part of the error."""
     path = tiny_llama(tmp_path / "bad.gguf", omit=["output_norm.weight"])
-    from power_llamacpp.context import NativeModel
-
     with pytest.raises(BackendError, match="output_norm"):
         NativeModel(path)
