@@ -212,7 +212,7 @@ class Runtime:
 
     def _backend(self, path: Path) -> TargetBackend:
         if not path.is_file():
-            found = "a directory" if path.is_dir() else "no such file"
+            found = "a directory" if path.is_dir() else "not a regular file" if path.exists() else "no such file"
             raise ArtifactError(found, who="open", where=str(path), expected="a model file", fix="check the path")
         for item in self.registry.targets:
             backend: TargetBackend = self._made(item)

@@ -172,6 +172,12 @@ def test_foreign_files_are_one_line(tmp_path: Path, content: bytes) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_document_of_another_schema_says_which_it_has() -> None:
+    """A receipt of a later version is no changed one."""
+    with pytest.raises(ReceiptError, match=r"unknown schema 'power\.receipt/9' \(expected power\.receipt/1 or"):
+        verify_document({**make_receipt(), "schema": "power.receipt/9"})
+
+
 def test_missing_file_is_one_line(tmp_path: Path) -> None:
     """So is a file that is not there, and a folder."""
     for path in (tmp_path / "nothing", tmp_path):

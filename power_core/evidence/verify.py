@@ -49,7 +49,7 @@ def verify_document(document: JSON) -> VerifiedReceipt:
     _require_fields(document, _DOCUMENT_FIELDS, "receipt")
     schema = document["schema"]
     if not isinstance(schema, str) or schema not in _BODIES:
-        raise ReceiptError("unknown schema", who="receipt", got=schema, expected=" or ".join(_BODIES))
+        raise ReceiptError(f"unknown schema {schema!r:.40}", who="receipt", got=schema, expected=" or ".join(_BODIES))
     computed = digest({"schema": document["schema"], "body": document["body"]})
     if document["digest"] != computed:
         raise ReceiptError(

@@ -129,6 +129,7 @@ def test_json_is_exactly_one_document(power: Power, args: tuple[str, ...]) -> No
         (("generate", "x", "--spec", "draft-model"), "reserved"),
         (("generate", "x", "--model", "tox"), "no model and no file is named 'tox'"),
         (("generate", "x", "--model", "none.scripted"), "no such file"),
+        (("generate", "x", "--model", os.devnull), "not a regular file"),
         (("generate", "x", "-f", "none.txt"), "does not exist"),
         (("generate", "x", "-f", "toy.scripted"), "give one of them"),
         (("generate", "x", "--raw", "--system", "s"), "--system needs a chat"),
