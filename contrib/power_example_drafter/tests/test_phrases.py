@@ -86,7 +86,7 @@ def test_it_saves_target_passes(tmp_path: Path) -> None:
         targets={"scripted": ScriptedBackend(lambda _path: target)}, models={"toy": model},
         more=[inline_plugin("phrases", plugin)],
     )  # fmt: skip
-    config = PowerConfig(sections={"phrases": {"phrases": ["abcdefghijklmnop"]}})
+    config = PowerConfig(spec_width_policy="fixed", sections={"phrases": {"phrases": ["abcdefghijklmnop"]}})
     request = GenerationRequest([0, 1], max_tokens=14)
     with Runtime(config, plugins) as runtime, runtime.open("toy", spec="phrases") as engine:
         result = engine.complete(request)
