@@ -31,6 +31,7 @@ from power_core.types import TokenId
 __all__ = ["GrammarConstraint"]
 
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_NOTHING_FITS = "no text fits it, or none that this vocabulary can write"
 
 
 @frozen
@@ -153,7 +154,8 @@ class GrammarConstraint:
     def _check(self, matcher: Any) -> None:
         if matcher.is_error():
             cause = matcher.get_error().partition("\n<state>")[0].strip()
-            raise RequestError(cause or "nothing continues the text", who="grammar", where=self._where, got=cause)
+            what = _NOTHING_FITS if cause in ("", "NoExtensionBias") else cause  # llguidance's name for it
+            raise RequestError(what, who="grammar", where=self._where, got=cause)
 
 
 def _json_grammar(schema: str | Mapping[str, Any]) -> str:

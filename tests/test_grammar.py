@@ -260,6 +260,13 @@ def test_a_grammar_that_cannot_be_kept_is_refused(changes: dict[str, Any], where
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("changes", [{"regex": r"[^\s\S]"}, {"json_schema": {"$ref": "#"}}], ids=str)
+def test_a_grammar_without_texts_says_so(changes: dict[str, Any]) -> None:
+    """A class that excludes everything, a schema that is only itself: the error says that no text fits."""
+    with pytest.raises(RequestError, match="no text fits it"):
+        allowed(GrammarConstraint(TOKENIZER, **changes))
+
+
 def test_two_grammars_at_once_are_refused() -> None:
     """A schema and a regex cannot both hold."""
     with pytest.raises(RequestError, match="two grammars"):
