@@ -14,7 +14,7 @@ from power_core.testing import OracleDrafter, recorded
 
 __all__ = ["COPY", "GREETING", "draft_all", "draft_with", "fields_of", "oracle"]
 
-COPY = "alpha beta gamma\n" * 12
+COPY = "alpha beta gamma\n" * 8
 GREETING = "Once upon a time"
 
 

@@ -85,8 +85,8 @@ def test_min_p_holds_at_every_position(engine: Engine, raw: RawLoop) -> None:
     assert [fields_of(result) for result in drafted[:24]] == [fields_of(result) for result in plain]
     assert sum(result.counts.accepted for result in drafted) > 10
     legal: dict[tuple[int, ...], Any] = {}
-    for result in drafted:
-        for n in range(3):
+    for number, result in enumerate(drafted):
+        for n in range(3 if number < 24 else 2):
             before = result.token_ids[:n]
             if before not in legal:
                 row = raw.logits([*prompt, *before])
