@@ -16,7 +16,7 @@ import attrs
 from attrs import frozen
 
 from power_core.errors import CapabilityError, NameTakenError, PluginError
-from power_core.hookspecs import ModelSource
+from power_core.hookspecs import ArtifactSource, ModelSource
 
 __all__ = ["AUTO", "CORE_COMMANDS", "FIXTURE_KINDS", "OFF", "Registration", "Registry", "Table"]
 
@@ -25,11 +25,13 @@ AUTO = "auto"
 # A separate draft model is a real technique, but nothing provides it yet: the name is kept free so
 # that no plugin can take it for something else.
 RESERVED = {"draft-model": "no plugin provides a separate draft model yet"}
-CORE_COMMANDS = frozenset({"doctor", "generate", "models", "plugins", "receipt", "simulate", "verify"})
+CORE_COMMANDS = frozenset({"artifacts", "doctor", "generate", "models", "plugins", "receipt", "simulate", "verify"})
 _OPTIONS = {
     "targets": frozenset[str](),
-    "strategies": frozenset({"auto_rank", "description", "zero_weight"}),
+    "strategies": frozenset({"artifact_kind", "artifact_optional", "auto_rank", "description", "zero_weight"}),
     "models": frozenset({"default"}),
+    "contracts": frozenset[str](),
+    "artifacts": frozenset[str](),
     "commands": frozenset({"help"}),
     "fixtures": frozenset({"kind"}),
 }
@@ -39,6 +41,8 @@ _FITS: Mapping[str, Callable[[object], bool]] = {
     "targets": callable,
     "strategies": callable,
     "models": lambda value: isinstance(value, ModelSource),
+    "contracts": callable,
+    "artifacts": lambda value: isinstance(value, ArtifactSource),
     "commands": lambda value: isinstance(value, str) and value.count(":") == 1,
     "fixtures": callable,
 }
@@ -109,6 +113,8 @@ class Registry:
         self.targets: Table[Callable[[Any], Any]] = existing.targets.copy() if existing else Table("target backend")
         self.strategies: Table[Callable[[Any], Any]] = existing.strategies.copy() if existing else Table("strategy")
         self.models: Table[ModelSource] = existing.models.copy() if existing else Table("model")
+        self.contracts: Table[Callable[[], Any]] = existing.contracts.copy() if existing else Table("artifact kind")
+        self.artifacts: Table[ArtifactSource] = existing.artifacts.copy() if existing else Table("artifact")
         self.commands: Table[str] = existing.commands.copy() if existing else Table("command")
         self.fixtures: Table[Callable[[Path], Any]] = existing.fixtures.copy() if existing else Table("fixture")
 

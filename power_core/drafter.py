@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 from attrs import field, frozen
+from numpy.typing import NDArray
 
 from power_core.target import Rows, TargetModel, TargetSession
 from power_core.types import SeqId, TokenId
@@ -74,11 +76,24 @@ class HiddenRows:
 
     Row i holds the state after evaluating the i-th kept token; row i chose `committed[i]` when the
     rows are the anchor and its accepted proposal.
+
+    Args:
+        rows: The forward's rows; to be read before `observe` returns.
+        start: Index of the first kept row.
+        count: Kept rows.
+        position: Absolute position of the first kept row. Positions have no gaps between two calls, but the
+            first call may start above 0: rows before it were taken from a prompt cache and never evaluated.
     """
 
     rows: Rows = field(repr=False)
     start: int
     count: int
+    position: int
+
+    def features(self, layers: Sequence[int]) -> NDArray[np.float32]:
+        """float32[count, len(layers) * hidden]: for each row the outputs of *layers*, side by side; a copy."""
+        block = slice(self.start, self.start + self.count)
+        return np.concatenate([self.rows.hidden(block, layer) for layer in layers], axis=1)
 
 
 class DraftSession(Protocol):

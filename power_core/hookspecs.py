@@ -16,13 +16,17 @@ import pluggy
 from attrs import frozen
 
 if TYPE_CHECKING:
+    from power_core.artifacts.contract import ArtifactContract
     from power_core.drafter import Drafter
     from power_core.target import TargetBackend
 
 __all__ = [
     "ENTRY_POINT_GROUP",
+    "ArtifactSource",
     "ModelSource",
+    "RegisterArtifact",
     "RegisterCommand",
+    "RegisterContract",
     "RegisterFixture",
     "RegisterModel",
     "RegisterStrategy",
@@ -52,6 +56,20 @@ class ModelSource:
     description: str = ""
 
 
+@frozen
+class ArtifactSource:
+    """
+    A drafter that a package ships.
+
+    Args:
+        locate: Returns the path of its manifest, a JSON file beside the drafter's files; raises `ArtifactError`.
+        description: One line for ``power artifacts list``.
+    """
+
+    locate: Callable[[], Path]
+    description: str = ""
+
+
 class RegisterTarget(Protocol):
     """
     ``register("llamacpp", make, config=LlamaCppConfig)``.
@@ -68,18 +86,24 @@ class RegisterStrategy(Protocol):
     """
     ``register("suffix", make, config=SuffixConfig)``.
 
-    *zero_weight* marks strategies that need no artifact; *auto_rank* orders the zero-weight ones for
-    `auto` (lowest first, None never).
+    *zero_weight* marks strategies that need no artifact; *auto_rank* orders strategies for `auto` among their
+    like: those with an artifact first, zero-weight ones after them (lowest first, None never).
+
+    *artifact_kind* is the kind a model-backed strategy loads; its factory is called ``factory(config, artifact)``
+    with an admitted `Artifact` bound to the target. With *artifact_optional* it is called with None where no
+    artifact is admitted, and its drafter's requirements then decide whether the target can do without.
     """
 
     def __call__(
         self,
         name: str,
-        factory: Callable[[Any], Drafter],
+        factory: Callable[..., Drafter],
         /,
         *,
         config: type | None = None,
         zero_weight: bool = False,
+        artifact_kind: str | None = None,
+        artifact_optional: bool = False,
         auto_rank: int | None = None,
         description: str = "",
     ) -> None: ...
@@ -89,6 +113,18 @@ class RegisterModel(Protocol):
     """``register("smollm2", ModelSource(...), default=True)``."""
 
     def __call__(self, name: str, source: ModelSource, /, *, default: bool = False) -> None: ...
+
+
+class RegisterContract(Protocol):
+    """``register("dspark", make_contract)``: *factory* takes no argument; the name is the artifact kind."""
+
+    def __call__(self, name: str, factory: Callable[[], ArtifactContract], /) -> None: ...
+
+
+class RegisterArtifact(Protocol):
+    """``register("smollm2-dspark", ArtifactSource(locate, description="..."))``."""
+
+    def __call__(self, name: str, source: ArtifactSource, /) -> None: ...
 
 
 class RegisterCommand(Protocol):
@@ -122,6 +158,16 @@ def power_register_strategies(register: RegisterStrategy) -> None:
 @hookspec
 def power_register_models(register: RegisterModel) -> None:
     """Offer models by name."""
+
+
+@hookspec
+def power_register_contracts(register: RegisterContract) -> None:
+    """Offer the contracts of artifact kinds."""
+
+
+@hookspec
+def power_register_artifacts(register: RegisterArtifact) -> None:
+    """Offer drafters that the package ships, by name."""
 
 
 @hookspec

@@ -23,6 +23,8 @@ _HOOKS = (
     "power_register_targets",
     "power_register_strategies",
     "power_register_models",
+    "power_register_contracts",
+    "power_register_artifacts",
     "power_register_commands",
     "power_register_fixtures",
 )

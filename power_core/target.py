@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from attrs import frozen
@@ -24,6 +24,7 @@ __all__ = [
     "RowBatch",
     "Rows",
     "SessionOptions",
+    "SharedWeights",
     "TargetBackend",
     "TargetModel",
     "TargetSession",
@@ -99,8 +100,13 @@ class Rows(Protocol):
     def logits(self, i: int) -> NDArray[np.float32]:
         """float32[vocab] view of row *i*; not to be written to."""
 
-    def hidden(self, i: int, layer: int) -> NDArray[np.float32]:
-        """float32[hidden] output of block *layer* for row *i*; needs `hidden-states`."""
+    def hidden(self, i: int | slice, layer: int) -> NDArray[np.float32]:
+        """
+        float32[hidden] output of block *layer* for row *i*, or float32[rows, hidden] for a slice of rows.
+
+        A read-only view where the backend can give one; needs `hidden-states` and the layer among
+        `SessionOptions.hidden_layers`. Blocks are numbered from 0.
+        """
 
 
 class TargetSession(Protocol):
@@ -273,6 +279,18 @@ class TargetModel(Protocol):
 
     def close(self) -> None:
         """Free the weights; open sessions are shut down first. Idempotent."""
+
+
+@runtime_checkable
+class SharedWeights(Protocol):
+    """A target model whose embedding and output matrices drafters may share: most drafters carry neither."""
+
+    def matrix(self, which: Literal["token_embd", "output"]) -> NDArray[np.float32]:
+        """
+        float32[vocab, hidden], read-only, computed once and kept; for tied weights both are the same array.
+
+        `output` is the matrix alone; a final norm's gain is not folded in.
+        """
 
 
 @runtime_checkable

@@ -43,6 +43,7 @@ class Capability(StrEnum):
     STATE_SNAPSHOT = "state-snapshot"
     PREFIX_REUSE = "prefix-reuse"
     TREE_ROWS = "tree-rows"
+    DRAFT_CONTEXT = "draft-context"
 
 
 @frozen

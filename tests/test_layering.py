@@ -16,7 +16,7 @@ LAYERS = [
     {"shapes"},
     {"hookspecs", "structuring"},
     {"capabilities", "log", "models", "target"},
-    {"drafter", "request"},
+    {"artifacts", "draft_context", "drafter", "request"},
     {"plugins", "sampling", "decoding", "grammar", "transaction"},
     {"evidence", "scheduler", "config"},
     {"engine"},

@@ -299,7 +299,7 @@ class DraftParticipant:
         end = member.base + n
         if self._draft.wants_rows and member.rows is not None and end > self._observed:
             skip = max(self._observed - member.base, 0)
-            rows = HiddenRows(member.rows, member.start + skip, n - skip)
+            rows = HiddenRows(member.rows, member.start + skip, n - skip, member.base + skip)
         self._observed = max(end, self._observed)
         if member.chosen or rows is not None:
             self._draft.call(self._draft.session.observe, self._sequence.seq, member.chosen, rows)

@@ -95,11 +95,14 @@ class ScriptedRows:
         self._owner.faults.leave("rows.logits")
         return answer
 
-    def hidden(self, i: int, layer: int) -> NDArray[np.float32]:
+    def hidden(self, i: int | slice, layer: int) -> NDArray[np.float32]:
         self._owner.faults.enter("rows.hidden")
-        self._check(i)
         self._owner.require(layer in self._layers, f"hidden states of layer {layer} were not ordered")
-        answer = self._numerics.hidden(self._rows[i].state, layer)
+        wanted = range(len(self._rows))[i] if isinstance(i, slice) else [i]
+        for row in wanted:
+            self._check(row)
+        states = [self._numerics.hidden(self._rows[row].state, layer) for row in wanted]
+        answer = np.stack(states) if isinstance(i, slice) else states[0]
         self._owner.faults.leave("rows.hidden")
         return answer
 

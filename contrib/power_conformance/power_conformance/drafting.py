@@ -83,8 +83,9 @@ class DraftRun:
         batch = RowBatch(max(len(tokens), 1))
         batch.add_chain(seq, self.target.length(seq), tokens, 1)
         profile = self.target.profile
+        position = self.target.length(seq)
         rows = self.target.forward(batch, profile.prefill if is_prompt else profile.decode)
-        return HiddenRows(cast("Rows", self.wrap_rows(rows)) if self.wrap_rows else rows, 0, len(tokens))
+        return HiddenRows(cast("Rows", self.wrap_rows(rows)) if self.wrap_rows else rows, 0, len(tokens), position)
 
     def request(self, seq: SeqId, limit: int) -> DraftRequest:
         """Ask for a proposal of at most *limit* tokens."""
