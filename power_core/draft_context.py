@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 from attrs import frozen
@@ -18,7 +18,14 @@ from numpy.typing import NDArray
 
 from power_core.types import SeqId, TokenId
 
-__all__ = ["DraftBlock", "DraftContext", "DraftContextHost", "DraftRows"]
+__all__ = ["NEXTN_STATE", "DraftBlock", "DraftContext", "DraftContextHost", "DraftRows"]
+
+NEXTN_STATE: Final = -1
+"""
+In `SessionOptions.hidden_layers` and for `Rows.hidden`: the state that the target's own prediction (NextN) layers
+read, which is no block's output. Only sessions of targets that carry such layers give it; they have the capability
+`nextn` when they were asked for it.
+"""
 
 
 @frozen(eq=False)
@@ -28,29 +35,41 @@ class DraftBlock:
 
     Args:
         seq: The sequence.
-        position: Absolute position of the first row; the sequence must hold no row at or above it.
+        position: Absolute position of the first row: any for an empty sequence, else where its last row ended.
         tokens: One id a row.
         hidden: float32[rows, hidden] given beside the tokens (MTP), or None.
+        outputs: Last rows whose logits are read, None for all. A block drafter (DFlash, DSpark) reads all or none.
     """
 
     seq: SeqId
     position: int
     tokens: Sequence[TokenId]
     hidden: NDArray[np.float32] | None = None
+    outputs: int | None = None
 
 
 class DraftRows(Protocol):
     """Results of a draft forward, rows of all blocks in order; valid until the context's next call."""
 
     def logits(self, i: int) -> NDArray[np.float32]:
-        """float32[vocab] of row *i*; ids outside a reduced draft vocabulary are -inf."""
+        """
+        float32[vocab] of row *i*, read-only, over the target's vocabulary; ids outside a reduced draft vocabulary
+        are -inf. A DSpark row carries the Markov bias of its own greedy chain.
+
+        Raises:
+            BackendError: The row has no logits, holds NaN, or a later call took the memory.
+        """
 
     def extra(self, i: int) -> NDArray[np.float32]:
         """
         float32[n] of row *i* beside the logits: an MTP head's hidden state, DSpark's confidence (one number),
-        DFlash2's lattice (top_k ids as floats, then top_k x top_k scores [predecessor][candidate]).
+        DFlash2's lattice (top_k ids as floats, not sorted, then top_k x top_k scores [predecessor][candidate];
+        position 1 has one predecessor, the anchor, in every row of its scores, and position 0 has no lattice).
+
+        An MTP row's state is there for every row, whatever `DraftBlock.outputs` says.
 
         Raises:
+            BackendError: As `logits`.
             CapabilityError: The artifact has no such output.
         """
 
@@ -72,11 +91,16 @@ class DraftContext(Protocol):
     def end_position(self, seq: SeqId) -> int | None:
         """The position after the last row held, or None where there is none."""
 
+    @property
+    def max_rows(self) -> int:
+        """Most rows of one `forward` of a block drafter; injections and MTP rows are split inside."""
+
     def inject(self, seq: SeqId, position: int, features: NDArray[np.float32]) -> None:
         """
         Add target features float32[rows, width] at absolute positions *position*, *position* + 1, ...
 
-        Any position may come first; after that each call continues where the last row ended.
+        Any position may come first; after that each call continues where the last row ended. Not for MTP, whose
+        rows pair a token with the state before it: those go through `forward`.
 
         Raises:
             BackendError: The shape or the position does not fit (nothing was evaluated), or the library failed.
