@@ -7,7 +7,7 @@ from power_core.artifacts.contract import (
     ArtifactManifest,
     Provenance,
 )
-from power_core.artifacts.tensors import TensorFile, TensorInfo
+from power_core.artifacts.tensors import TensorFile, TensorInfo, open_tensors
 
 __all__ = [
     "Artifact",
@@ -17,4 +17,5 @@ __all__ = [
     "Provenance",
     "TensorFile",
     "TensorInfo",
+    "open_tensors",
 ]

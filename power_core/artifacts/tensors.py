@@ -10,7 +10,9 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-__all__ = ["TensorFile", "TensorInfo"]
+from power_core.errors import ArtifactError
+
+__all__ = ["TensorFile", "TensorInfo", "open_tensors"]
 
 
 @frozen
@@ -64,3 +66,57 @@ class TensorFile(Protocol):
         Raises:
             ArtifactError: No such tensor, or its type cannot be read.
         """
+
+
+def open_tensors(path: Path) -> TensorFile:
+    """
+    Open a drafter's file and check its container; no value is read.
+
+    Args:
+        path: A GGUF or safetensors file, known by its content, or a folder with exactly one `*.safetensors`.
+
+    Raises:
+        ArtifactError: It is neither, or its header is damaged.
+    """
+    # The readers import the records above.
+    from power_core.artifacts.files import FileStamp
+    from power_core.artifacts.gguf import GgufFile
+    from power_core.artifacts.safetensors_file import SafetensorsFile
+
+    path = Path(path)
+    file = _only_safetensors(path) if path.is_dir() else path
+    FileStamp.of(file)
+    start = _first_bytes(file)
+    if start.startswith(b"GGUF"):
+        return GgufFile.open(file)
+    # A header begins with a brace after its length; the suffix lets a damaged file be explained as what it was.
+    if start[8:] == b"{" or file.suffix == ".safetensors":
+        return SafetensorsFile.open(file)
+    found = "an empty file" if not start else f"a file that starts with {start!r}"
+    raise ArtifactError(
+        f"this is {found}", where=str(file), got=start, expected="a GGUF or safetensors file", fix="check the path"
+    )
+
+
+def _only_safetensors(folder: Path) -> Path:
+    found = sorted(folder.glob("*.safetensors"))
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(file.name for file in found[:4])
+    raise ArtifactError(
+        f"the folder has {len(found)} safetensors files" + (f": {names}" if found else ""),
+        where=str(folder),
+        got=len(found),
+        expected="exactly one",
+        fix="give the file's path" if not found else "merge them into one file",
+    )
+
+
+def _first_bytes(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(9)
+    except OSError as exc:
+        raise ArtifactError(
+            f"the file cannot be read: {exc.strerror or exc}", where=str(path), fix="check its permissions"
+        ) from exc

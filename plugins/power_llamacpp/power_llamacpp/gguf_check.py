@@ -88,12 +88,12 @@ def check_finite(info: GgufInfo) -> None:
         ArtifactError: A tensor holds one.
     """
     for name, tensor in info.tensors.items():
-        dtype = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}.get(tensor.type_name)
+        dtype = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}.get(tensor.dtype)
         if dtype is None:
             continue
         values = np.fromfile(info.path, dtype, count=math.prod(tensor.shape), offset=tensor.offset)
         # A bf16 number is not finite where all eight bits of its exponent are set.
-        finite = np.isfinite(values) if tensor.type_name != "BF16" else (values & 0x7F80) != 0x7F80
+        finite = np.isfinite(values) if tensor.dtype != "BF16" else (values & 0x7F80) != 0x7F80
         if not finite.all():
             bad = int(np.argmin(finite))
             refuse(
@@ -165,19 +165,19 @@ def _check_token_arrays(info: GgufInfo, count: int) -> None:
 def _check_tensors(info: GgufInfo) -> None:
     """The embedding fits the vocabulary; vectors are F32 and matrices of a type that kernels multiply with."""
     embedding = info.tensors.get("token_embd.weight")
-    expected = (info.hidden_size, info.vocab_size)
+    expected = (info.vocab_size, info.hidden_size)
     if embedding is None:
         refuse(info.path, "the tensor token_embd.weight is missing", expected="a whole model")
     if embedding.shape != expected:
         what = f"token_embd.weight has shape {embedding.shape}"
-        refuse(info.path, what, got=embedding.shape, expected=f"(embedding_length, tokens) = {expected}")
+        refuse(info.path, what, got=embedding.shape, expected=f"(tokens, embedding_length) = {expected}")
     for name, tensor in info.tensors.items():
         if "tid2eid" in name:
             continue  # a table of expert ids, integers on purpose
         plain = len(tensor.shape) == 1 or name.endswith(_PLAIN_MATRICES)
-        if tensor.type_name not in (("F32",) if plain else _WEIGHT_TYPES):
+        if tensor.dtype not in (("F32",) if plain else _WEIGHT_TYPES):
             wanted = "F32" if plain else "a type for weights"
-            refuse(info.path, f"tensor {name} is {tensor.type_name}", got=tensor.type_name, expected=wanted)
+            refuse(info.path, f"tensor {name} is {tensor.dtype}", got=tensor.dtype, expected=wanted)
 
 
 def _check_llama_blocks(info: GgufInfo) -> None:
