@@ -1,0 +1,1 @@
+"""Llama-family targets in torch, and the toolkit that torch drafters share."""

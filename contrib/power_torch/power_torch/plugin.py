@@ -1,0 +1,5 @@
+"""Hook implementations. Importing this loads neither torch nor numpy."""
+
+from __future__ import annotations
+
+__all__: list[str] = []
