@@ -73,7 +73,7 @@ def test_sound_files_pass(factory, tmp_path: Path) -> None:
     assert (info.hidden_size, info.vocab_size, info.context_length) == (64, 300, 777)
     assert info.num_layers == info.metadata[f"{info.architecture}.block_count"]
     assert info.sliding_window == (32 if factory is tiny_gemma3 else 0)
-    assert info.tensors["token_embd.weight"].shape == (64, 300)
+    assert info.tensors["token_embd.weight"].shape == (300, 64)
     check_finite(info)
 
 
@@ -85,7 +85,7 @@ def test_header_agrees_with_the_gguf_package(tmp_path: Path) -> None:
     info, other = check_gguf(path), gguf.GGUFReader(path)
     for tensor in other.tensors:
         mine = info.tensors[tensor.name]
-        assert (mine.shape, mine.type_name) == (tuple(tensor.shape.tolist()), tensor.tensor_type.name)
+        assert (mine.shape[::-1], mine.dtype) == (tuple(tensor.shape.tolist()), tensor.tensor_type.name)
         assert (mine.offset, mine.nbytes) == (tensor.data_offset, tensor.n_bytes)
     for key in info.metadata:
         mine = info.metadata[key]
