@@ -80,6 +80,9 @@ class PowerConfig:
             freely. Below K a deep rejection costs one replay, and then bounds the request's proposals.
         spec_width_policy: How many tokens of a proposal are checked: `auto`, `cost-aware`, `adaptive` or `fixed`.
         spec_mtp_adaptive: The older key for `adaptive`.
+        spec_draft_margin: Model-backed drafters end a proposal at the first token whose margin over the runner-up is
+            below this, on the scale their strategy's page names; 0 never does.
+        spec_draft_p_min: They end it at the first token whose probability is below this; 0 never does.
         allow_unverified: Let strategies run on targets for which nothing can be promised.
         max_tokens: Most tokens to emit; -1 for no limit but the context.
         ctx: Positions per sequence; None takes the smaller of 4096 and what the model was trained for.
@@ -96,6 +99,8 @@ class PowerConfig:
     spec_mtp_recurrent_snapshots: int = _key(8, minimum=0)
     spec_width_policy: str = _key("auto", flag="--width-policy", validator=_is_policy)
     spec_mtp_adaptive: bool = _key(False)
+    spec_draft_margin: float = _key(0.0, minimum=0)
+    spec_draft_p_min: float = _key(0.0, minimum=0)
     allow_unverified: bool = _key(False)
     max_tokens: int = _key(256, minimum=-1)
     ctx: int | None = _key(None, minimum=1)
@@ -167,6 +172,9 @@ class PowerConfig:
         """
         The section ``[plugin.NAME]`` of a registered target or strategy, as its own config class.
 
+        A field of that class with ``metadata={"inherits": KEY}`` takes the value of this configuration's KEY unless
+        the section sets it.
+
         Returns:
             An instance with the plugin's defaults where nothing is configured; None where it takes no configuration.
 
@@ -180,7 +188,9 @@ class PowerConfig:
             if table:
                 raise ConfigError("takes no configuration", who=source, where=where, plugin=registration.plugin)
             return None
-        values = structured(registration.config, table, lambda key: f"{source}: {where} {key}")
+        shared = [a for a in attrs.fields(registration.config) if "inherits" in a.metadata]
+        values = {a.name: getattr(self, a.metadata["inherits"]) for a in shared}
+        values |= structured(registration.config, table, lambda key: f"{source}: {where} {key}")
         try:
             return registration.config(**values)
         except Exception as exc:

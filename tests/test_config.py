@@ -152,6 +152,20 @@ def test_plugin_section_becomes_the_plugins_own_class(tmp_path: Path) -> None:
     assert PowerConfig().plugin(ECHO) == EchoConfig()
 
 
+def test_a_section_inherits_keys_of_the_whole_and_may_replace_them() -> None:
+    """What is set for every drafter reaches the plugin's own class, and the plugin's section wins."""
+
+    @frozen
+    class Cut:
+        draft_margin: float = attrs.field(default=0.0, metadata={"inherits": "spec_draft_margin"})
+
+    item = Registration("cut", "cut", "cut 1", Cut, Cut)
+    assert PowerConfig().plugin(item) == Cut(0.0)
+    assert PowerConfig(spec_draft_margin=0.5).plugin(item) == Cut(0.5)
+    own = PowerConfig(spec_draft_margin=0.5, sections={"cut": {"draft_margin": 0.25}})
+    assert own.plugin(item) == Cut(0.25)
+
+
 @pytest.mark.parametrize(
     ("line", "found"),
     [
