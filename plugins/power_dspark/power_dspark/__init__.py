@@ -1,0 +1,1 @@
+"""DSpark: block drafting with a Markov head and a confidence head."""
