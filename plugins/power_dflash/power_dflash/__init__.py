@@ -1,0 +1,1 @@
+"""Block-diffusion drafters: DFlash v1 and DFlash2."""
