@@ -20,8 +20,8 @@ This page is generated from `--help` by `make docs`.
 - Bad input is one line on standard error and exit code 2. A bug, in Power or a plugin, is one line and exit code 70.
   `POWER_DEBUG=1` gives the traceback of either.
 - `generate` ends with exit code 130 after Ctrl-C, having printed what was made; a second Ctrl-C interrupts at once.
-- `verify` ends with 1 where anything differs, `receipt verify` where anything was changed, `doctor` where the model
-  could not be opened.
+- `verify` ends with 1 where anything differs, `receipt verify` and `artifacts verify` where anything was changed,
+  `doctor` where the model could not be opened.
 - Flags win over `POWER_*` variables, those over `power.toml`: see [Configuration](config.md).
 - Plugins may add commands; `power --help` shows them with the plugin's name.
 """

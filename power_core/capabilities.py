@@ -8,6 +8,7 @@ never a substitute.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -35,6 +36,7 @@ _OPTIONS = {
     "commands": frozenset({"help"}),
     "fixtures": frozenset({"kind"}),
 }
+_ARTIFACT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 FIXTURE_KINDS = ("target", "drafter")
 _CONFIGURABLE = frozenset({"targets", "strategies"})
 _FITS: Mapping[str, Callable[[object], bool]] = {
@@ -150,11 +152,15 @@ class Registry:
 
     def auto_strategy(self) -> str:
         """
-        The strategy `auto` stands for: the best-ranked zero-weight one, else `off`.
+        What `auto` stands for on a target without artifacts: the best-ranked strategy that loads none, else `off`.
 
-        Model-backed drafters come before them as soon as an artifact is admitted for the target.
+        Strategies whose artifact is there for a target come before it: see `power_core.strategies`.
         """
-        ranked = [(r.options["auto_rank"], r.name) for r in self.strategies if r.options.get("auto_rank") is not None]
+        ranked = [
+            (item.options["auto_rank"], item.name)
+            for item in self.strategies
+            if item.options.get("auto_rank") is not None and item.options.get("artifact_kind") is None
+        ]
         return min(ranked)[1] if ranked else OFF
 
     def default_model(self) -> str | None:
@@ -173,6 +179,10 @@ def _problem(kind: str, name: object, value: object, config: object, options: Ma
         if option not in _OPTIONS[kind]:
             near = difflib.get_close_matches(option, _OPTIONS[kind], n=1)
             return f"unknown option {option!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+    if kind == "strategies" and (problem := _artifact_problem(options)):
+        return problem
+    if kind == "artifacts" and not _ARTIFACT_NAME.fullmatch(name):
+        return "an artifact's name is letters, digits, '.', '_' and '-'"
     if kind == "commands" and not isinstance(options.get("help"), str):
         return "a command needs help=, the line `power --help` shows"
     if kind == "fixtures" and options.get("kind") not in FIXTURE_KINDS:
@@ -180,3 +190,13 @@ def _problem(kind: str, name: object, value: object, config: object, options: Ma
     if config is not None and (kind not in _CONFIGURABLE or not attrs.has(config)):  # type: ignore[arg-type]
         return "config is the attrs class of a target's or a strategy's section"
     return None if _FITS[kind](value) else f"cannot be registered by a {type(value).__name__}"
+
+
+def _artifact_problem(options: Mapping[str, Any]) -> str | None:
+    """What is wrong with the options of a strategy that loads an artifact."""
+    kind = options.get("artifact_kind")
+    if kind is None:
+        return "artifact_optional needs artifact_kind=" if options.get("artifact_optional") else None
+    if not isinstance(kind, str) or not kind:
+        return "artifact_kind is the name of a contract"
+    return "a zero-weight strategy loads no artifact" if options.get("zero_weight") else None

@@ -32,7 +32,7 @@ FILE_NAME = "power.toml"
 PREFIX = "POWER_"
 PLUGIN_TABLE = "plugin"
 # Variables with the prefix that are no keys; plugins own POWER_<PLUGIN>_* and are not policed here.
-_OTHER_VARIABLES = frozenset({"POWER_BLOCK_PLUGINS", "POWER_CONFIG", "POWER_DEBUG"})
+_OTHER_VARIABLES = frozenset({"POWER_ARTIFACTS_DIR", "POWER_BLOCK_PLUGINS", "POWER_CONFIG", "POWER_DEBUG"})
 # A variable this like a key's is a typo; the prefix is too common a word to refuse every other name.
 _TYPO = 0.85
 _TRUTH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
@@ -75,11 +75,14 @@ class PowerConfig:
     Args:
         model: Name of a registered or added model, or a path; None takes the default model.
         spec_mode: `off`, `auto`, the name of a strategy, or several separated by commas: a chain.
+        spec_artifact: Names of the artifacts that model-backed strategies load, separated by commas; None takes the
+            one that fits.
         spec_draft_max: Most proposal tokens a round (K). 0 never proposes.
         spec_mtp_recurrent_snapshots: Resident rollback states (S), for targets whose memory cannot be cut
             freely. Below K a deep rejection costs one replay, and then bounds the request's proposals.
         spec_width_policy: How many tokens of a proposal are checked: `auto`, `cost-aware`, `adaptive` or `fixed`.
         spec_mtp_adaptive: The older key for `adaptive`.
+        spec_mtp_fr_vocab_size: Rows of the output matrix that MTP heads project, from the first on; 0 projects all.
         spec_draft_margin: Model-backed drafters end a proposal at the first token whose margin over the runner-up is
             below this, on the scale their strategy's page names; 0 never does.
         spec_draft_p_min: They end it at the first token whose probability is below this; 0 never does.
@@ -95,10 +98,12 @@ class PowerConfig:
 
     model: str | None = _key(None)
     spec_mode: str = _key("auto", flag="--spec")
+    spec_artifact: str | None = _key(None, flag="--artifact")
     spec_draft_max: int = _key(8, minimum=0, flag="--draft-max")
     spec_mtp_recurrent_snapshots: int = _key(8, minimum=0)
     spec_width_policy: str = _key("auto", flag="--width-policy", validator=_is_policy)
     spec_mtp_adaptive: bool = _key(False)
+    spec_mtp_fr_vocab_size: int = _key(0, minimum=0)
     spec_draft_margin: float = _key(0.0, minimum=0)
     spec_draft_p_min: float = _key(0.0, minimum=0)
     allow_unverified: bool = _key(False)

@@ -9,10 +9,9 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from power_core.capabilities import OFF, Registration
-from power_core.drafter import Drafter
+from power_core.capabilities import OFF
 from power_core.errors import CapabilityError, DrafterError, PowerError, RequestError
-from power_core.evidence import CostsRecord, PolicyRecord, build_receipt
+from power_core.evidence import ArtifactRecord, CostsRecord, PolicyRecord, artifact_record, build_receipt
 from power_core.request import Event, GenerationRequest, Result, SamplingSpec
 from power_core.scheduler.chains import ChainDrafter, chain_names
 from power_core.scheduler.drafting import OpenDraft
@@ -20,6 +19,7 @@ from power_core.scheduler.loop import StepLoop
 from power_core.scheduler.sequence import Sequence as RunningSequence
 from power_core.scheduler.widths import make_policy
 from power_core.shapes import ExactnessLevel, ShapeProfile
+from power_core.strategies import ResolvedStrategy
 from power_core.target import ChatMessage, SessionOptions, TargetModel
 from power_core.types import JSON, Origin, TokenId
 
@@ -49,19 +49,21 @@ class Engine:
         model: TargetModel,
         options: SessionOptions,
         *,
-        make_drafter: Callable[[str], tuple[Registration[Any], Drafter]],
+        resolve: Callable[[str], ResolvedStrategy],
         allow_unverified: bool,
         strategy: str,
         draft_max: int,
         width_policy: str,
         is_auto: bool = False,
     ) -> None:
-        self._make_drafter = make_drafter
+        self._resolve = resolve
+        self._hidden_layers = frozenset(options.hidden_layers)
         self._allow_unverified = allow_unverified
         self.name = name
         self.model = model
         self.draft_max = draft_max
         self._owners: dict[str, str] = {}
+        self._artifacts: dict[str, list[ArtifactRecord]] = {}
         self._lock = threading.Lock()  # held by the thread that steps
         self._queues: dict[int, deque[Event] | None] = {}  # None: nobody listens any more
         self._unclaimed: list[Event] = []  # of requests that were given to submit()
@@ -267,15 +269,14 @@ class Engine:
 
     def _open_strategy(self, name: str) -> OpenDraft:
         self._check_level(name)
-        members: dict[str, Drafter] = {}
-        owners = []
-        for each in chain_names(name):
-            item, members[each] = self._make_drafter(each)
-            self._check_needs(item, members[each])
-            owners.append(item.owner)
-        drafter = ChainDrafter(members, self.loop.costs) if len(members) > 1 else members[each]
+        resolved = [self._resolve(each) for each in chain_names(name)]
+        for each in resolved:
+            self._check_needs(each)
+        members = {each.item.name: each.drafter for each in resolved}
+        drafter = ChainDrafter(members, self.loop.costs) if len(members) > 1 else resolved[0].drafter
         needs = drafter.requirements()
-        self._owners[name] = ", ".join(dict.fromkeys(owners))
+        self._owners[name] = ", ".join(dict.fromkeys(each.item.owner for each in resolved))
+        self._artifacts[name] = [artifact_record(each.artifact) for each in resolved if each.artifact is not None]
         try:
             session = drafter.open(self.model, self.session)
         except PowerError:
@@ -295,8 +296,19 @@ class Engine:
             fixed_shape=needs.fixed_shape,
         )
 
-    def _check_needs(self, item: Registration[Any], drafter: Drafter) -> None:
-        missing = drafter.requirements().capabilities - self.session.capabilities
+    def _check_needs(self, strategy: ResolvedStrategy) -> None:
+        item, needs = strategy.item, strategy.drafter.requirements()
+        unread = sorted(set(needs.hidden_layers) - self._hidden_layers)
+        if unread:
+            raise CapabilityError(
+                f"strategy {item.name!r} reads block outputs that this session was not opened with: "
+                + ", ".join(map(str, unread)),
+                who=f"engine {self.name!r}",
+                got=sorted(self._hidden_layers),
+                plugin=item.plugin,
+                fix=f"open the model with --spec {item.name}, alone or in a chain",
+            )
+        missing = needs.capabilities - self.session.capabilities
         if missing:
             raise CapabilityError(
                 f"strategy {item.name!r} needs {', '.join(sorted(missing))}, which this target does not have",
@@ -312,6 +324,7 @@ class Engine:
             target=self.model.identity,
             strategy=sequence.strategy,
             drafter_owner=self._owners.get(sequence.strategy),
+            artifacts=self._artifacts.get(sequence.strategy, ()),
             profile=self.profile,
             request=sequence.request.with_(draft_max=sequence.draft_max),
             seed=sequence.seed,

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from power_core.capabilities import AUTO, OFF, Registration
+import structlog
+
+from power_core.capabilities import AUTO, OFF
 from power_core.config import PowerConfig, load_config
-from power_core.drafter import Drafter
 from power_core.engine import Engine
-from power_core.errors import ArtifactError, CapabilityError, PluginError, PowerError
+from power_core.errors import ArtifactError, CapabilityError
 from power_core.hookspecs import ModelSource
 from power_core.log import log_quietly
 from power_core.models import added_models
 from power_core.plugins import PluginSet, load_plugins
-from power_core.scheduler.chains import SEPARATOR, chain_names
-from power_core.target import SessionOptions, TargetBackend
+from power_core.scheduler.chains import chain_names
+from power_core.strategies import StrategyResolver, make_configured
+from power_core.target import SessionOptions, TargetBackend, TargetModel
 
 __all__ = ["Runtime"]
 
+log = structlog.get_logger("power.runtime")
 # Arguments of `Runtime.open` that are configured under another name.
 _KEYS = {
     "spec": "spec_mode",
+    "artifact": "spec_artifact",
     "draft_max": "spec_draft_max",
     "width_policy": "spec_width_policy",
     "context_size": "ctx",
@@ -60,6 +62,7 @@ class Runtime:
         model: str | Path | None = None,
         *,
         spec: str | None = None,
+        artifact: str | None = None,
         draft_max: int | None = None,
         width_policy: str | None = None,
         context_size: int | None = None,
@@ -72,7 +75,9 @@ class Runtime:
 
         Args:
             model: A registered name or a file's path.
-            spec: Default strategy of the engine's requests: a name, a chain of names, `auto` or `off`.
+            spec: Default strategy of the engine's requests: a name, a chain of names, `auto` or `off`. The session
+                gives the hidden states that this one reads; requests may name others that read no more.
+            artifact: Names of the artifacts to use, separated by commas, where several fit.
             draft_max: K, the most proposal tokens of a round.
             width_policy: How many of them are used: `auto`, `cost-aware`, `adaptive` or `fixed`.
             context_size: Positions per request.
@@ -86,6 +91,7 @@ class Runtime:
         arguments = {
             "model": None if model is None else str(model),
             "spec": spec,
+            "artifact": artifact,
             "draft_max": draft_max,
             "width_policy": width_policy,
             "context_size": context_size,
@@ -96,61 +102,29 @@ class Runtime:
         given = {_KEYS.get(name, name): value for name, value in arguments.items() if value is not None}
         sources = {_KEYS.get(name, name): f"open({name}=)" for name in arguments}
         config = self.config.overlaid(given, sources.__getitem__)
-        strategy, policy = self.strategy(config.spec_mode), config.width_policy
+        self._check_names(config.spec_mode)
         name, path = self._locate(config.model)
-        options = SessionOptions(
-            context_size=config.ctx,
-            max_sequences=config.parallel,
-            max_rows=config.parallel * (config.spec_draft_max + 1),
-            rollback_rows=config.spec_mtp_recurrent_snapshots,
-            hidden_layers=self._hidden_layers(strategy),
-            threads=config.threads,
-        )
         loaded = self._backend(path).load(path)
         try:
-            engine = Engine(
-                name,
-                loaded,
-                options,
-                make_drafter=self.drafter,
-                allow_unverified=config.allow_unverified,
-                strategy=strategy,
-                draft_max=config.spec_draft_max,
-                width_policy=policy,
-                is_auto=config.spec_mode == AUTO,
-            )
+            engine = self._engine(name, loaded, config)
         except BaseException:
             loaded.close()
             raise
         self._engines.append(engine)
         return engine
 
-    def strategy(self, spec: str) -> str:
+    def load_target(self, model: str | Path | None = None) -> TargetModel:
         """
-        The strategy that *spec* stands for: that of `auto`, or the name or the chain of names it is.
+        Load a model without a session, for callers that ask for its identity or its tokenizer; they close it.
+
+        Args:
+            model: A registered name or a file's path; None takes the configured or the default one.
 
         Raises:
-            CapabilityError: Nobody provides it.
-            ConfigError: A chain with a name missing or twice.
+            PowerError: With what is missing or damaged.
         """
-        if spec in (AUTO, OFF):
-            return self.registry.auto_strategy() if spec == AUTO else OFF
-        names = chain_names(spec)
-        for name in names:
-            self.registry.strategy(name)
-        return SEPARATOR.join(names)
-
-    def drafter(self, name: str) -> tuple[Registration[Any], Drafter]:
-        """
-        The strategy *name* as its plugin's factory makes it.
-
-        Raises:
-            CapabilityError: Nobody provides it.
-            ConfigError: Its section of power.toml does not fit.
-        """
-        item = self.registry.strategy(name)
-        drafter: Drafter = self._made(item)
-        return item, drafter
+        _, path = self._locate(self.config.model if model is None else str(model))
+        return self._backend(path).load(path)
 
     def close(self) -> None:
         """Close every engine. Idempotent."""
@@ -163,26 +137,47 @@ class Runtime:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _made(self, item: Registration[Callable[[Any], Any]]) -> Any:
-        """What a plugin's factory returns for its section of the configuration."""
-        config = self.config.plugin(item)
-        try:
-            return item.value(config)
-        except PowerError:
-            raise
-        except Exception as exc:  # plugin code may raise anything
-            raise PluginError(
-                f"making {item.name!r} raised {type(exc).__name__}: {exc}",
-                who=item.owner,
-                plugin=item.plugin,
-                fix="report it to the plugin's author",
-            ) from exc
+    def _check_names(self, spec: str) -> None:
+        """Refuse a strategy that nobody provides before a model is loaded."""
+        if spec not in (AUTO, OFF):
+            for name in chain_names(spec):
+                self.registry.strategy(name)
 
-    def _hidden_layers(self, strategy: str) -> tuple[int, ...]:
-        if strategy == OFF:
-            return ()
-        needs = [self.drafter(name)[1].requirements() for name in chain_names(strategy)]
-        return tuple(sorted({layer for need in needs for layer in need.hidden_layers}))
+    def _engine(self, name: str, loaded: TargetModel, config: PowerConfig) -> Engine:
+        """An engine with the first candidate for the configured strategy that this target can do."""
+        resolver = StrategyResolver(self.registry, config, loaded)
+        candidates = resolver.candidates(config.spec_mode)
+        while True:
+            strategy = next(candidates)  # the last one is plain decoding, which returns or raises
+            try:
+                return self._engine_with(strategy, name, loaded, config, resolver)
+            except CapabilityError as exc:
+                if config.spec_mode != AUTO or strategy == OFF or resolver.is_chosen(strategy):
+                    raise
+                log.debug("auto passes over a strategy", strategy=strategy, reason=str(exc))
+
+    def _engine_with(
+        self, strategy: str, name: str, loaded: TargetModel, config: PowerConfig, resolver: StrategyResolver
+    ) -> Engine:
+        options = SessionOptions(
+            context_size=config.ctx,
+            max_sequences=config.parallel,
+            max_rows=config.parallel * (config.spec_draft_max + 1),
+            rollback_rows=config.spec_mtp_recurrent_snapshots,
+            hidden_layers=resolver.hidden_layers(strategy),
+            threads=config.threads,
+        )
+        return Engine(
+            name,
+            loaded,
+            options,
+            resolve=resolver.resolve,
+            allow_unverified=config.allow_unverified,
+            strategy=strategy,
+            draft_max=config.spec_draft_max,
+            width_policy=config.width_policy,
+            is_auto=config.spec_mode == AUTO,
+        )
 
     def _locate(self, model: str | None) -> tuple[str, Path]:
         models = self.models()
@@ -215,7 +210,7 @@ class Runtime:
             found = "a directory" if path.is_dir() else "not a regular file" if path.exists() else "no such file"
             raise ArtifactError(found, who="open", where=str(path), expected="a model file", fix="check the path")
         for item in self.registry.targets:
-            backend: TargetBackend = self._made(item)
+            backend: TargetBackend = make_configured(self.config, item)
             if backend.claims(path):
                 return backend
         names = ", ".join(self.registry.targets.names()) or "none installed"

@@ -43,19 +43,24 @@ class FileStamp:
     inode: int
 
     @classmethod
-    def of(cls, path: Path) -> FileStamp:
+    def of(cls, path: Path, *, follow: bool = True) -> FileStamp:
         """
         The stamp of a regular file.
+
+        Args:
+            path: The file.
+            follow: Whether a symbolic link to one will do.
 
         Raises:
             ArtifactError: It is something else, or cannot be read.
         """
         try:
-            facts = path.stat()
+            facts = path.stat(follow_symlinks=follow)
         except (OSError, ValueError) as exc:  # ValueError: a path with a NUL
             refuse(path, f"the file cannot be read: {getattr(exc, 'strerror', None) or exc}", fix=CHECK_PATH)
         if not stat.S_ISREG(facts.st_mode):
-            refuse(path, "this is not a regular file", expected="a file", fix=CHECK_PATH)
+            found = "a symbolic link" if stat.S_ISLNK(facts.st_mode) else "not a regular file"
+            refuse(path, f"this is {found}", expected="a file", fix=CHECK_PATH)
         return cls(facts.st_size, facts.st_mtime_ns, facts.st_ino)
 
     def check(self, path: Path) -> None:

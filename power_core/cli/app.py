@@ -23,6 +23,10 @@ EXIT_BUG = 70  # EX_SOFTWARE of sysexits.h
 
 # Help lines stand here so that `power --help` imports none of the modules; a test holds them to the docstrings.
 _COMMANDS = {
+    "artifacts": (
+        "power_core.cli.artifacts:artifacts",
+        "Inspect, admit, list, verify and remove drafter files.",
+    ),
     "doctor": ("power_core.cli.doctor:doctor", "Say what this machine, build and model can do, and what would help."),
     "generate": ("power_core.cli.generate:generate", "Generate text from a prompt."),
     "models": ("power_core.cli.models:models", "List models, or add and remove named ones."),

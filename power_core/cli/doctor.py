@@ -89,9 +89,9 @@ def _look_around(report: Report, state: State) -> None:
 
 
 def _look_at_model(report: Report, state: State, flags: Mapping[str, Any]) -> None:
-    from power_core.capabilities import OFF
+    from power_core.capabilities import AUTO
 
-    with state.runtime(flags) as runtime, open_engine(runtime, OFF) as engine:
+    with state.runtime(flags) as runtime, open_engine(runtime, AUTO) as engine:
         profile = engine.profile
         facts, evidence = dict(engine.model.facts()), dict(profile.evidence)
         advice = [*facts.pop("advice", ()), *evidence.pop("advice", ())]  # the backend knows its builds, we do not
@@ -99,7 +99,7 @@ def _look_at_model(report: Report, state: State, flags: Mapping[str, Any]) -> No
         report.exactness = {
             "level": profile.level.value,
             "mixable": profile.mixable,
-            "auto": runtime.registry.auto_strategy(),
+            "auto": engine.strategy,
             "width_policy": runtime.config.width_policy,
             "decode": _class_document(profile.decode),
             "prefill": _class_document(profile.prefill),

@@ -16,6 +16,9 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 _ENGINE = (
     click.option("--model", metavar="NAME|PATH", help="Model name or file."),
+    click.option(
+        "--artifact", "spec_artifact", metavar="NAME[,...]", help="Which drafter files to load, where several fit."
+    ),
     click.option("--draft-max", "spec_draft_max", type=int, metavar="K", help="Most proposal tokens a round."),
     click.option(
         "--width-policy",

@@ -6,14 +6,13 @@ from typing import Any
 
 import click
 
-from power_core.capabilities import Registry
 from power_core.cli.options import json_option
 from power_core.cli.output import print_json, print_table
 from power_core.cli.state import State
 
 __all__ = ["plugins"]
 
-_KINDS = ("targets", "strategies", "models", "commands")
+_KINDS = ("targets", "strategies", "models", "artifacts", "contracts", "commands")
 
 
 @click.command()
@@ -47,21 +46,7 @@ def plugins(state: State, as_json: bool) -> None:
 def _provided(state: State, plugin: str) -> dict[str, list[str]]:
     registry = state.plugins.registry
     provided = {kind: [item.name for item in getattr(registry, kind) if item.plugin == plugin] for kind in _KINDS}
-    return {**provided, "artifact_kinds": _artifact_kinds(state, registry, plugin)}
-
-
-def _artifact_kinds(state: State, registry: Registry, plugin: str) -> list[str]:
-    """Artifact kinds the plugin's drafters load. Zero-weight ones load none, and are not made to find out."""
-    kinds = set()
-    for item in registry.strategies:
-        if item.plugin == plugin and not item.options.get("zero_weight"):
-            try:
-                kind = item.value(state.config({}).plugin(item)).requirements().artifact_kind
-            except Exception as exc:  # noqa: BLE001 - plugin code may raise anything; the list must still be shown
-                kind = f"unknown ({type(exc).__name__}: {exc})"
-            if kind is not None:
-                kinds.add(kind)
-    return sorted(kinds)
+    return {**provided, "artifact_kinds": provided.pop("contracts")}
 
 
 def _print(document: dict[str, Any]) -> None:

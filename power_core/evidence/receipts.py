@@ -16,7 +16,9 @@ from power_core.evidence.canonical import digest, plain
 from power_core.evidence.environment import process_environment, source_revision
 from power_core.evidence.schema import (
     SCHEMA,
+    ArtifactRecord,
     CountsRecord,
+    FileRecord,
     OutputRecord,
     PolicyRecord,
     ReceiptBody,
@@ -32,10 +34,11 @@ from power_core.evidence.schema import (
 from power_core.types import JSON, FinishReason, TargetIdentity, TokenId
 
 if TYPE_CHECKING:  # a receipt is checked without numpy, which these need
+    from power_core.artifacts.contract import Artifact
     from power_core.request import Counts, GenerationRequest, SamplingSpec, TokenLogprobs, Usage
     from power_core.shapes import ShapeProfile, WidthClass
 
-__all__ = ["build_receipt", "generation_document", "logprobs_json"]
+__all__ = ["artifact_record", "build_receipt", "generation_document", "logprobs_json"]
 
 
 def build_receipt(
@@ -55,6 +58,7 @@ def build_receipt(
     timings: Timings,
     environment: Mapping[str, JSON],
     policy: PolicyRecord | None = None,
+    artifacts: Iterable[ArtifactRecord] = (),
     warnings: Iterable[str] = (),
 ) -> dict[str, JSON]:
     """
@@ -76,6 +80,7 @@ def build_receipt(
         timings: How long it took.
         environment: The target's own facts (`TargetModel.facts`); those of the process are added here.
         policy: How proposal lengths were decided, None for plain decoding.
+        artifacts: The drafters it loaded: see `artifact_record`.
         warnings: What the engine wants a reader to know.
 
     Returns:
@@ -97,8 +102,17 @@ def build_receipt(
         environment={**process_environment(), "target": plain(environment)},
         source=source_revision(),
         warnings=[*warnings, *_own_warnings(drafter_owner, counts)],
+        artifacts=list(artifacts),
     )
     return _document(converter.unstructure(body))
+
+
+def artifact_record(artifact: Artifact) -> ArtifactRecord:
+    """What a receipt says about *artifact*."""
+    manifest = artifact.manifest
+    files = [FileRecord(file.name, file.nbytes, file.sha256) for file in manifest.files]
+    origin = manifest.provenance
+    return ArtifactRecord(manifest.name, manifest.kind, files, origin.source, origin.revision, origin.license)
 
 
 def generation_document(

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import attrs
 import cattrs
-from attrs import frozen
+from attrs import Factory, frozen
+from cattrs.gen import make_dict_unstructure_fn
 
 from power_core.types import JSON, TargetIdentity
 
 __all__ = [
     "SCHEMA",
+    "ArtifactRecord",
     "CostsRecord",
     "CountsRecord",
+    "FileRecord",
     "OutputRecord",
     "PolicyRecord",
     "ReceiptBody",
@@ -26,6 +30,10 @@ __all__ = [
 
 SCHEMA = "power.receipt/1"
 converter = cattrs.Converter(forbid_extra_keys=True)
+# What receipts learnt to say later has a default and is left out where it holds it: older ones write back the same.
+converter.register_unstructure_hook_factory(
+    attrs.has, lambda cls: make_dict_unstructure_fn(cls, converter, _cattrs_omit_if_default=True)
+)
 
 
 @frozen
@@ -184,6 +192,34 @@ class PolicyRecord:
 
 
 @frozen
+class FileRecord:
+    """One file of an artifact: its name beside the manifest, its size and its SHA-256 in 64 hex digits."""
+
+    name: str
+    nbytes: int
+    sha256: str
+
+
+@frozen
+class ArtifactRecord:
+    """
+    A drafter that was loaded; its digests were computed when it was.
+
+    Args:
+        source: Where its files came from, as whoever admitted them said; the same for *revision* and *license*.
+        revision: See there.
+        license: See there.
+    """
+
+    name: str
+    kind: str
+    files: list[FileRecord]
+    source: str
+    revision: str
+    license: str
+
+
+@frozen
 class UsageRecord:
     """Token counts as OpenAI's API has them."""
 
@@ -223,6 +259,7 @@ class ReceiptBody:
         environment: Interpreter, machine, package versions, and under ``target`` the backend's own facts.
         source: Revision of a checkout as git describes it, else the package and its version.
         warnings: What a reader should know before trusting the numbers.
+        artifacts: The drafters it loaded; absent where there were none.
     """
 
     target: TargetIdentity
@@ -237,6 +274,7 @@ class ReceiptBody:
     environment: dict[str, JSON]
     source: str
     warnings: list[str]
+    artifacts: list[ArtifactRecord] = Factory(list)
 
     @property
     def summary(self) -> str:

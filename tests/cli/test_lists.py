@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -13,7 +12,6 @@ import pytest
 from click.testing import Result
 
 from power_core.cli.doctor import break_even
-from power_core.drafter import DrafterRequirements
 from power_core.errors import BackendError
 from power_core.hookspecs import hookimpl
 from power_core.plugins import PluginFailure
@@ -23,24 +21,26 @@ Power = Callable[..., Result]
 
 
 class Heavy:
-    """A plugin whose strategy loads an artifact, and one whose factory raises."""
+    """A plugin whose strategy loads an artifact of a kind it has the contract of."""
 
     @hookimpl
     def power_register_strategies(self, register: Any) -> None:
-        needs = DrafterRequirements(artifact_kind="dflash-v1")
-        register("heavy", lambda config: SimpleNamespace(requirements=lambda: needs))
-        register("torn", lambda config: 1 / 0)
+        register("heavy", lambda config, artifact: 1 / 0, artifact_kind="dflash-v1")
+
+    @hookimpl
+    def power_register_contracts(self, register: Any) -> None:
+        register("dflash-v1", lambda: 1 / 0)
 
 
 def test_plugins_lists_what_each_provides(power: Power, toy: Any) -> None:
-    """Names by kind; artifact kinds come from the drafters, one of which cannot even be made."""
+    """Names by kind; nothing is made to find them out."""
     toy.more = [inline_plugin("heavy", Heavy())]
     listed = json.loads(power("plugins", "--json").stdout)["plugins"]
     found = {item["name"]: item["provides"] for item in listed}
     assert (found["scripted"]["targets"], found["scripted"]["models"]) == (["scripted"], ["toy"])
     assert found["scripted"]["strategies"] == ["other", "random"]
     assert found["scripted"]["artifact_kinds"] == []
-    assert found["heavy"]["artifact_kinds"] == ["dflash-v1", "unknown (ZeroDivisionError: division by zero)"]
+    assert found["heavy"]["artifact_kinds"] == ["dflash-v1"]
 
 
 def test_plugins_shows_failed_and_blocked_ones(power: Power, toy: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,7 +149,13 @@ def test_a_strategy_that_reads_hidden_states(runtime, target):
     request = GenerationRequest(PROMPT, max_tokens=12)
     with runtime.open("toy", spec="hidden") as engine:
         assert engine.complete(request).token_ids == plain_decode(target, request).token_ids
-    with runtime.open("toy", spec="oracle") as engine, pytest.raises(CapabilityError, match="hidden-states"):
+    with (
+        runtime.open("toy", spec="oracle") as engine,
+        pytest.raises(
+            CapabilityError,
+            match="block outputs that this session was not opened with: 2; open the model with --spec hidden",
+        ),
+    ):
         engine.complete(request.with_(spec="hidden"))
 
 
