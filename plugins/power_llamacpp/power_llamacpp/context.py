@@ -7,6 +7,7 @@ Nothing here measures, caches or decides. Calls that could end the process are r
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from power_core.errors import BackendError
 from power_llamacpp.config import KvType
 from power_llamacpp.native import interrupts_deferred, library, log_bridge
+from power_llamacpp.taps import Taps
 
 __all__ = ["ContextSettings", "NativeBatch", "NativeContext", "NativeModel"]
 
@@ -58,6 +60,7 @@ class ContextSettings:
         kv_type: Element type of the key/value cache.
         swa_full: Whether sliding-window layers keep every position, so that any rollback is exact.
         rollback_rows: Recurrent states kept resident per sequence (`n_rs_seq`).
+        hidden_layers: Block outputs that `NativeContext.hidden` gives; checked by `taps.check_hidden_layers`.
     """
 
     context_size: int
@@ -69,6 +72,7 @@ class ContextSettings:
     kv_type: KvType = KvType.F16
     swa_full: bool = True
     rollback_rows: int = 0
+    hidden_layers: tuple[int, ...] = ()
 
 
 class NativeModel:
@@ -79,20 +83,26 @@ class NativeModel:
         path: The file.
         extra_buffers: Whether weights may be repacked for this processor (`use_extra_bufts`).
         vocab_only: Load the vocabulary without the weights.
+        prediction_layers: Load the prediction (NextN) layers too; a context of them on a model without them
+            would end the process.
 
     Raises:
         BackendError: llama.cpp refuses the file.
     """
 
-    def __init__(self, path: Path, *, extra_buffers: bool = False, vocab_only: bool = False) -> None:
+    def __init__(
+        self, path: Path, *, extra_buffers: bool = False, vocab_only: bool = False, prediction_layers: bool = False
+    ) -> None:
         self._lib = lib = library()
         self.path = path
+        self.has_prediction_layers = prediction_layers
         self.extra_buffers = extra_buffers
         self._contexts: set[NativeContext] = set()
         params = lib.llama_model_default_params()
         params.n_gpu_layers = 0  # exactness is measured and promised for the CPU
         params.use_extra_bufts = extra_buffers
         params.vocab_only = vocab_only
+        params.load_mtp = prediction_layers
         log_bridge().forget()
         with interrupts_deferred():
             self._handle = lib.llama_model_load_from_file(str(path).encode(), params)
@@ -220,6 +230,8 @@ class NativeContext:
         self.rollback_rows: int = lib.llama_n_rs_seq(self._handle) if model.is_recurrent else 0
         self.max_outputs: int = params.n_outputs_max
         self.batch = NativeBatch(lib, self.batch_rows)
+        self._before_close: list[Callable[[], None]] = []
+        self._taps = Taps(self._handle, settings.hidden_layers, self.batch_rows, model.hidden_size)
         self._address = 0
         self._logits: NDArray[np.float32] = np.empty((0, model.vocab_size), np.float32)
 
@@ -298,6 +310,18 @@ class NativeContext:
             self._address, self._logits = address, view
         return self._logits
 
+    def hidden(self, rows: int) -> Mapping[int, NDArray[np.float32]]:
+        """
+        float32[rows, hidden] by layer of `ContextSettings.hidden_layers`, for the first *rows* rows of the last decode.
+
+        Read-only views of llama.cpp's own buffer, dead with the next `decode` and with `close`.
+
+        Raises:
+            BackendError: llama.cpp has none.
+        """
+        self.handle  # noqa: B018 - raises where the context is closed
+        return self._taps.read(rows)
+
     def remove(self, seq: int, start: int) -> bool:
         """
         Drop the rows of *seq* from position *start* on.
@@ -346,9 +370,15 @@ class NativeContext:
         # the attention part was not in the snapshot: its later rows are cut
         return bool(read == data.size) and self.remove(seq, length)
 
+    def before_close(self, free: Callable[[], None]) -> None:
+        """Call *free* before the context is freed: a draft context holds a raw pointer to its target's."""
+        self._before_close.append(free)
+
     def close(self) -> None:
         """Free the context. Idempotent."""
         if self._handle is not None:
+            while self._before_close:
+                self._before_close.pop()()
             handle, self._handle, self._memory = self._handle, None, None
             self._lib.llama_free(handle)
             self.model.detach(self)

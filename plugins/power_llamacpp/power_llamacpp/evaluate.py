@@ -10,7 +10,7 @@ they are rows of scratch sequences, which are emptied afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -35,11 +35,13 @@ class Computed(NamedTuple):
         logits: float32[n, vocab]; a view of llama.cpp's buffer, or of the evaluator's.
         order: int[outputs]; the row of `logits` of each output asked for, in batch order.
         width: Rows computed, pad rows included.
+        hidden: float32[rows, hidden] by layer, without pad rows; views like `logits`.
     """
 
     logits: NDArray[np.float32]
     order: NDArray[np.intp]
     width: int
+    hidden: Mapping[int, NDArray[np.float32]]
 
 
 class Evaluator:
@@ -113,7 +115,7 @@ class Evaluator:
         np.multiply(batch.seqs[:n], self._stride, out=native.seqs[:n])
         native.outputs[:n] = batch.outputs[:n]
         logits = self._context.decode(n)
-        return Computed(logits, np.arange(len(logits)), n)
+        return Computed(logits, np.arange(len(logits)), n, self._context.hidden(n))
 
     def _run_alone(self, batch: RowBatch, chain: Chain, shape: WidthClass) -> Computed:
         width = self._width(shape, chain.rows) or chain.rows
@@ -126,18 +128,23 @@ class Evaluator:
         self._widen_outputs(flags)
         logits = self._context.decode(width)
         self._drop_padding(chain, width)
-        return Computed(logits, np.searchsorted(np.flatnonzero(flags), asked), width)
+        return Computed(logits, np.searchsorted(np.flatnonzero(flags), asked), width, self._context.hidden(chain.rows))
 
     def _run_in_turn(self, batch: RowBatch, chains: Sequence[Chain], shape: WidthClass) -> Computed:
         if self._kept is None:  # each decode overwrites llama.cpp's buffer
             self._kept = np.empty((self._context.max_outputs, self._context.model.vocab_size), np.float32)
         count = width = 0
+        states: list[Mapping[int, NDArray[np.float32]]] = []
         for chain in chains:
             part = self._run_alone(batch, chain, shape)
             after = count + len(part.order)
             self._kept[count:after] = part.logits[part.order]
             count, width = after, width + part.width
-        return Computed(self._kept, np.arange(count), width)
+            states.append({layer: rows.copy() for layer, rows in part.hidden.items()})
+        hidden = {layer: np.concatenate([part[layer] for part in states]) for layer in states[0]}
+        for rows in hidden.values():
+            rows.flags.writeable = False
+        return Computed(self._kept, np.arange(count), width, hidden)
 
     def _fill_padded(self, batch: RowBatch, chain: Chain, width: int) -> None:
         """*chain* and pad rows behind it, of the same sequence."""

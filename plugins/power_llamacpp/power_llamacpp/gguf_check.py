@@ -24,7 +24,7 @@ from power_llamacpp.gguf_hparams import (
     check_window,
 )
 
-__all__ = ["ARCHITECTURES", "GgufInfo", "check_finite", "check_gguf"]
+__all__ = ["ARCHITECTURES", "WEIGHT_TYPES", "GgufInfo", "check_finite", "check_gguf", "check_tokenizer"]
 
 ARCHITECTURES = frozenset(
     """
@@ -61,7 +61,7 @@ _BPE_MODELS = frozenset(["gpt2", "hybriddna", "whitespace", "gemma4"])
 _BYTE_FALLBACK_MODELS = frozenset(["llama", "plamo2"])
 _TOKENIZER_MODELS = frozenset(["rwkv"]) | _BPE_MODELS | _BYTE_FALLBACK_MODELS
 _PLAIN_MATRICES = ("ssm_a", "ssm_conv1d.weight", "shortconv.conv.weight")  # their kernels take F32 only
-_WEIGHT_TYPES = frozenset(kind.name for kind in TENSOR_TYPES.values() if kind.weight)
+WEIGHT_TYPES = frozenset(kind.name for kind in TENSOR_TYPES.values() if kind.weight)
 
 
 def check_gguf(path: Path) -> GgufInfo:
@@ -121,7 +121,7 @@ def _check_kind(info: GgufInfo) -> None:
         refuse(info.path, f"{name}.attention.causal is not true", expected="a causal model", fix="give a causal model")
 
 
-def _check_tokenizer(info: GgufInfo) -> None:
+def check_tokenizer(info: GgufInfo) -> None:
     """A vocabulary that llama.cpp loads: distinct tokens, and what the tokenizer's kind needs beside them."""
     model = info.metadata.get("tokenizer.ggml.model")
     if not isinstance(model, str) or model not in _TOKENIZER_MODELS:
@@ -175,7 +175,7 @@ def _check_tensors(info: GgufInfo) -> None:
         if "tid2eid" in name:
             continue  # a table of expert ids, integers on purpose
         plain = len(tensor.shape) == 1 or name.endswith(_PLAIN_MATRICES)
-        if tensor.dtype not in (("F32",) if plain else _WEIGHT_TYPES):
+        if tensor.dtype not in (("F32",) if plain else WEIGHT_TYPES):
             wanted = "F32" if plain else "a type for weights"
             refuse(info.path, f"tensor {name} is {tensor.dtype}", got=tensor.dtype, expected=wanted)
 
@@ -218,7 +218,7 @@ _CHECKS: tuple[Callable[[GgufInfo], None], ...] = (
     check_window,
     check_rope,
     check_recurrent,
-    _check_tokenizer,
+    check_tokenizer,
     _check_tensors,
     _check_llama_blocks,
     _check_delta_blocks,

@@ -13,14 +13,22 @@ import numpy as np
 
 from power_llamacpp.gguf_file import GgufInfo, refuse
 
-__all__ = ["check_finite_numbers", "check_heads", "check_recurrent", "check_rope", "check_sizes", "check_window"]
+__all__ = [
+    "check_finite_numbers",
+    "check_heads",
+    "check_recurrent",
+    "check_rope",
+    "check_sizes",
+    "check_window",
+    "unsigned",
+]
 
 _MAX_BLOCKS, _MAX_EXPERTS = 512, 1024  # LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS
 _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 _DELTA_NETS = frozenset(["qwen35", "qwen35moe", "qwen3next"])
 
 
-def _unsigned(info: GgufInfo, key: str, *, least: int = 0, most: int = 2**32 - 1, required: bool = False) -> int | None:
+def unsigned(info: GgufInfo, key: str, *, least: int = 0, most: int = 2**32 - 1, required: bool = False) -> int | None:
     """The u32 *key* within bounds; None where it is absent and may be."""
     full = f"{info.architecture}.{key}"
     if full not in info.metadata:
@@ -40,7 +48,7 @@ def _per_layer(info: GgufInfo, key: str, layers: int) -> list[int] | None:
     full = f"{info.architecture}.{key}"
     kind = info.value_types.get(full)
     if kind is None or kind == "u32":
-        value = _unsigned(info, key)
+        value = unsigned(info, key)
         return None if value is None else [value] * layers
     values = info.metadata[full]
     if kind not in ("arr[u32]", "arr[i32]") or not isinstance(values, np.ndarray):
@@ -54,21 +62,21 @@ def _per_layer(info: GgufInfo, key: str, layers: int) -> list[int] | None:
 
 def check_sizes(info: GgufInfo) -> None:
     """Block, hidden and context sizes, and experts on both sides or neither."""
-    _unsigned(info, "context_length", least=1, required=True)
-    _unsigned(info, "embedding_length", least=1, most=2**31 - 1, required=True)
-    blocks = _unsigned(info, "block_count", least=1, most=_MAX_BLOCKS, required=True) or 0
-    _unsigned(info, "nextn_predict_layers", most=blocks - 1)
+    unsigned(info, "context_length", least=1, required=True)
+    unsigned(info, "embedding_length", least=1, most=2**31 - 1, required=True)
+    blocks = unsigned(info, "block_count", least=1, most=_MAX_BLOCKS, required=True) or 0
+    unsigned(info, "nextn_predict_layers", most=blocks - 1)
     _per_layer(info, "feed_forward_length", blocks)
-    experts = _unsigned(info, "expert_count", most=_MAX_EXPERTS) or 0
+    experts = unsigned(info, "expert_count", most=_MAX_EXPERTS) or 0
     used = max(_per_layer(info, "expert_used_count", blocks) or [0])
     if experts <= 1 and info.architecture.startswith("hunyuan"):
         experts = used = 0  # a dense model by llama.cpp's own rule
     if (experts > 0) != (used > 0) or used > experts:
         what = f"{info.architecture}.expert_used_count is {used} where expert_count is {experts}"
         refuse(info.path, what, got=used, expected="1 to expert_count, or both 0")
-    groups = _unsigned(info, "expert_group_count", most=max(experts - 1, 0)) or 0
+    groups = unsigned(info, "expert_group_count", most=max(experts - 1, 0)) or 0
     if groups > 1:
-        _unsigned(info, "expert_group_used_count", least=1, most=groups - 1, required=True)
+        unsigned(info, "expert_group_used_count", least=1, most=groups - 1, required=True)
         if experts % groups:
             refuse(info.path, f"{experts} experts do not divide into {groups} groups", got=groups)
 
@@ -97,14 +105,14 @@ def check_heads(info: GgufInfo) -> None:
     if not any(heads):
         return  # no attention anywhere
     for key in ("attention.key_length", "attention.value_length"):
-        if _unsigned(info, key, least=1) is None and info.hidden_size < max(heads):
+        if unsigned(info, key, least=1) is None and info.hidden_size < max(heads):
             what = f"{max(heads)} heads share a hidden size of {info.hidden_size}"
             refuse(info.path, what, got=max(heads), expected=f"no more heads, or the key {info.architecture}.{key}")
 
 
 def check_window(info: GgufInfo) -> None:
     """A sliding window has a size that positions can be compared with, and layers that use it."""
-    window = _unsigned(info, "attention.sliding_window", most=2**31 - 1)
+    window = unsigned(info, "attention.sliding_window", most=2**31 - 1)
     key = f"{info.architecture}.attention.sliding_window_pattern"
     pattern, kind = info.metadata.get(key), info.value_types.get(key)
     if not window or pattern is None:
@@ -134,7 +142,7 @@ def check_rope(info: GgufInfo) -> None:
 
 
 def _check_rotated(info: GgufInfo, key: str, head_size: int) -> None:
-    rotated = _unsigned(info, key, most=head_size)
+    rotated = unsigned(info, key, most=head_size)
     if rotated is None:
         rotated = head_size  # llama.cpp's default
     # A count of 0 makes a rope kernel loop for ever; architectures without rope never run one.
@@ -162,13 +170,13 @@ def check_recurrent(info: GgufInfo) -> None:
     """State sizes of recurrent blocks agree with each other; llama.cpp divides by some of them."""
     keys = ("conv_kernel", "inner_size", "state_size", "time_step_rank", "group_count")
     delta_net = info.architecture in _DELTA_NETS
-    sizes = {key: _unsigned(info, f"ssm.{key}", required=delta_net) for key in keys}
+    sizes = {key: unsigned(info, f"ssm.{key}", required=delta_net) for key in keys}
     for key, value in sizes.items():
         if value == 0 and (delta_net or key != "group_count"):  # Mamba has no groups
             refuse(info.path, f"{info.architecture}.ssm.{key} is 0", got=0, expected="1 or more")
-    _unsigned(info, "full_attention_interval", least=1)
-    _unsigned(info, "shortconv.l_cache", least=2)
-    _unsigned(info, "wkv.head_size", least=1)
+    unsigned(info, "full_attention_interval", least=1)
+    unsigned(info, "shortconv.l_cache", least=2)
+    unsigned(info, "wkv.head_size", least=1)
     expected = sizes["inner_size"]
     if info.architecture == "mamba":
         expected = 2 * info.hidden_size

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import isfinite
 
 import numpy as np
@@ -22,14 +22,21 @@ class LlamaCppRows:
         logits: float32[outputs, vocab]; a view of memory that the next forward overwrites.
         ordinals: int[rows]; for each row of the batch its row in *logits*, or -1 where none was asked for.
         width: Rows computed, pad rows included.
-        is_current: Whether the memory behind *logits* still holds this forward.
+        hidden: float32[rows, hidden] by layer; views like *logits*.
+        is_current: Whether the memory behind *logits* and *hidden* still holds this forward.
     """
 
-    __slots__ = ("_is_current", "_logits", "_ordinals", "width")
+    __slots__ = ("_hidden", "_is_current", "_logits", "_ordinals", "width")
 
     def __init__(
-        self, logits: NDArray[np.float32], ordinals: NDArray[np.intp], width: int, is_current: Callable[[], bool]
+        self,
+        logits: NDArray[np.float32],
+        ordinals: NDArray[np.intp],
+        width: int,
+        hidden: Mapping[int, NDArray[np.float32]],
+        is_current: Callable[[], bool],
     ) -> None:
+        self._hidden = hidden
         self._logits = logits
         self._ordinals = ordinals
         self._is_current = is_current
@@ -62,27 +69,39 @@ class LlamaCppRows:
             raise _damaged(i, largest)
         return row
 
-    def _row(self, i: int) -> NDArray[np.float32]:
+    def hidden(self, i: int | slice, layer: int) -> NDArray[np.float32]:
+        """
+        float32[hidden], read-only view of the output of block *layer* for row *i*; float32[rows, hidden] for a slice.
+
+        Raises:
+            BackendError: There is no such row, or a later forward or the session's end took the memory.
+            CapabilityError: The session was not opened with *layer* among its hidden layers.
+        """
+        self._check_current()
+        states = self._hidden.get(layer)
+        if states is None:
+            raise CapabilityError(
+                f"there are no hidden states of layer {layer}",
+                plugin="llamacpp",
+                got=layer,
+                expected=f"one of {sorted(self._hidden)}" if self._hidden else None,
+                fix="name it in SessionOptions.hidden_layers",
+            )
+        if not isinstance(i, slice) and not 0 <= i < len(states):
+            raise BackendError(f"there is no row {i}", plugin="llamacpp", got=i, expected=f"0 to {len(states) - 1}")
+        return states[i]
+
+    def _check_current(self) -> None:
         if not self._is_current():
             raise BackendError("these rows are gone", plugin="llamacpp", fix="read them before the next forward")
+
+    def _row(self, i: int) -> NDArray[np.float32]:
+        self._check_current()
         ordinal = self._ordinals[i] if 0 <= i < len(self._ordinals) else -1
         if ordinal < 0:
             raise BackendError(f"row {i} has no output", plugin="llamacpp", got=i, fix="set `outputs` for it")
         row: NDArray[np.float32] = self._logits[ordinal]
         return row
-
-    def hidden(self, i: int, layer: int) -> NDArray[np.float32]:
-        """
-        Not provided: the session does not have the capability `hidden-states`.
-
-        Raises:
-            CapabilityError: Always.
-        """
-        raise CapabilityError(
-            f"row {i} has no hidden state of layer {layer}: this backend does not provide `hidden-states`",
-            plugin="llamacpp",
-            got=layer,
-        )
 
 
 def _damaged(i: int, largest: float) -> BackendError:

@@ -18,23 +18,32 @@ What can be undone, and how, depends on the model's memory:
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 from numpy.typing import NDArray
 
-from power_core.errors import BackendError, ConfigError
+from power_core.draft_context import NEXTN_STATE
+from power_core.errors import BackendError, CapabilityError, ConfigError
 from power_core.shapes import ShapeProfile, WidthClass
 from power_core.target import RowBatch, SessionOptions
 from power_core.types import Capability, SeqId
-from power_llamacpp.config import LlamaCppConfig
+from power_llamacpp import extension
+from power_llamacpp.config import KvType, LlamaCppConfig
 from power_llamacpp.context import ContextSettings, NativeContext, NativeModel
+from power_llamacpp.draft_check import DraftKind, check_draft, check_own_layer
+from power_llamacpp.draft_context import BATCH_ROWS, LlamaCppDraftContext
 from power_llamacpp.evaluate import Computed, Evaluator
+from power_llamacpp.gguf_file import GgufInfo
 from power_llamacpp.plan import Chain, is_dense, read_chains, refusal, scratch_sequences, widest_gap
 from power_llamacpp.rows import LlamaCppRows
+from power_llamacpp.taps import check_hidden_layers
 
 __all__ = ["Checkpoint", "LlamaCppSession"]
 
 PLUGIN = "llamacpp"
+PLAIN_KV_TYPES = (KvType.F32, KvType.F16, KvType.BF16)  # without flash attention, values cannot be quantized
 
 
 @frozen(eq=False)
@@ -86,9 +95,11 @@ class LlamaCppSession:
         options: What the core asks for.
         profile: The measured width classes; forwards stay inside them.
         config: The plugin's configuration.
+        info: What the model file's header says.
         flash_attention: What the probe decided.
 
     Raises:
+        CapabilityError: Hidden layers are asked for that llama.cpp does not give.
         ConfigError: The options contradict the model.
         BackendError: llama.cpp cannot provide the context.
     """
@@ -100,8 +111,12 @@ class LlamaCppSession:
         *,
         profile: ShapeProfile,
         config: LlamaCppConfig,
+        info: GgufInfo,
         flash_attention: bool = False,
     ) -> None:
+        check_hidden_layers(info, options.hidden_layers)
+        self._info = info
+        self._weights = weights
         self.profile = profile
         self.context_size = context_size_of(options, weights.trained_context)
         self.max_sequences = options.max_sequences
@@ -125,10 +140,11 @@ class LlamaCppSession:
                 kv_type=config.kv_type,
                 swa_full=config.swa_full,
                 rollback_rows=options.rollback_rows if keeps_states else 0,
+                hidden_layers=options.hidden_layers,
             ),
         )
         self.rollback_capacity: int | None = self._context.rollback_rows if self._is_recurrent else None
-        self.capabilities = self._offered()
+        self.capabilities = self._offered(options.hidden_layers)
         self._sequences: dict[SeqId, _Sequence] = {}
         self._forwards = 0  # number of the newest forward, never reused
         self._evaluator = Evaluator(
@@ -139,11 +155,51 @@ class LlamaCppSession:
             one_part=self._evicts or self._context.rollback_rows > 0,
         )
 
-    def _offered(self) -> frozenset[str]:
+    def _offered(self, hidden_layers: tuple[int, ...]) -> frozenset[str]:
         offered = {Capability.LOGITS, Capability.GREEDY_IDS, Capability.STATE_SNAPSHOT}
         if not self._is_recurrent and not self._evicts:
             offered.add(Capability.PREFIX_REUSE)
+        if hidden_layers:
+            offered.add(Capability.HIDDEN_STATES)
+        if NEXTN_STATE in hidden_layers:
+            offered.add(Capability.NEXTN)
+        if hidden_layers and not extension.missing(extension.NEXTN):
+            offered.add(Capability.DRAFT_CONTEXT)
         return frozenset(offered)
+
+    def open_draft_context(self, path: Path | None) -> LlamaCppDraftContext:
+        """
+        Load the drafter *path*, or with None the prediction layer inside the target's own file.
+
+        Raises:
+            ArtifactError: The file would abort or be misread by llama.cpp, which has not seen it.
+            BackendError: llama.cpp cannot load it or make its context.
+            CapabilityError: This target, this session or this build of llama.cpp cannot.
+        """
+        settings, target = self._context.settings, self._context
+        target.handle  # noqa: B018 - says so where the session is closed
+        facts = check_own_layer(self._info) if path is None else check_draft(path, self._info)
+        extension.require(extension.NEXTN, "draft contexts")
+        if path is None and not self._weights.has_prediction_layers:
+            raise CapabilityError(
+                "the session was opened without the model's prediction layer",
+                plugin=PLUGIN, fix="name NEXTN_STATE in SessionOptions.hidden_layers",
+            )  # fmt: skip
+        is_mtp = facts.kind is DraftKind.MTP
+        weights = self._weights if path is None else NativeModel(path, prediction_layers=is_mtp)
+        own = evolve(
+            settings,
+            context_size=self.context_size + (facts.block_size or 0),  # a block reaches past the last position
+            max_sequences=self.max_sequences,
+            batch_rows=max(BATCH_ROWS, facts.block_size or 0),
+            max_outputs=max(BATCH_ROWS, facts.block_size or 0),
+            flash_attention=False,
+            kv_type=settings.kv_type if settings.kv_type in PLAIN_KV_TYPES else KvType.F16,
+            swa_full=True,
+            rollback_rows=0,
+            hidden_layers=(),
+        )
+        return LlamaCppDraftContext(weights, target, own, facts, owns_weights=path is not None)
 
     # Sequences
 
@@ -235,7 +291,11 @@ class LlamaCppSession:
         ordinals[batch.outputs[: batch.n]] = computed.order
         number = self._forwards
         return LlamaCppRows(
-            computed.logits, ordinals, computed.width, lambda: self._forwards == number and self._context.is_open
+            computed.logits,
+            ordinals,
+            computed.width,
+            computed.hidden,
+            lambda: self._forwards == number and self._context.is_open,
         )
 
     def _grow(self, chains: list[Chain]) -> None:

@@ -6,19 +6,24 @@ import os
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 from attrs import evolve
+from numpy.typing import NDArray
 
-from power_core.errors import BackendError, CapabilityError, ConfigError
+from power_core.draft_context import NEXTN_STATE
+from power_core.errors import BackendError, ConfigError
 from power_core.shapes import ShapeProfile
 from power_core.target import SessionOptions, Tokenizer
 from power_core.types import TargetIdentity
 from power_llamacpp.config import Choice, LlamaCppConfig
 from power_llamacpp.context import NativeModel
+from power_llamacpp.draft_check import check_own_layer
 from power_llamacpp.gguf_check import GgufInfo, check_gguf
 from power_llamacpp.native import library, log_bridge
 from power_llamacpp.session import LlamaCppSession, context_size_of
+from power_llamacpp.taps import check_hidden_layers
 from power_llamacpp.tokenizer import LlamaCppTokenizer
 
 __all__ = ["LlamaCppBackend", "LlamaCppModel"]
@@ -95,7 +100,8 @@ class LlamaCppModel:
             hidden_size=info.hidden_size,
             num_layers=info.num_layers,
         )
-        self._weights: dict[bool, NativeModel] = {}  # by whether they are repacked
+        self._weights: dict[tuple[bool, bool], NativeModel] = {}  # by repacked, with prediction layers
+        self._matrices: dict[str, NDArray[np.float32]] = {}
         self._is_closed = False
 
     def open_session(self, options: SessionOptions) -> LlamaCppSession:
@@ -104,32 +110,31 @@ class LlamaCppModel:
 
         Raises:
             BackendError: The library cannot provide it, or the model is closed.
-            CapabilityError: Hidden states are asked for.
+            ArtifactError: The model's prediction layer is asked for and damaged.
+            CapabilityError: Hidden states are asked for that llama.cpp does not give.
             ConfigError: The options contradict each other or the model.
         """
         if self._is_closed:
             raise BackendError("the model is closed", plugin=PLUGIN, where=str(self.path), fix="load it again")
         options = self._checked(options)
         flash_attention, extra_buffers, profile = self._decide(options)
-        if extra_buffers not in self._weights:
-            self._weights[extra_buffers] = NativeModel(self.path, extra_buffers=extra_buffers)
+        key = extra_buffers, NEXTN_STATE in options.hidden_layers
+        if key not in self._weights:
+            self._weights[key] = NativeModel(self.path, extra_buffers=key[0], prediction_layers=key[1])
         return LlamaCppSession(
-            self._weights[extra_buffers],
+            self._weights[key],
             options,
             profile=profile,
             config=self.config,
+            info=self.info,
             flash_attention=flash_attention,
         )
 
     def _checked(self, options: SessionOptions) -> SessionOptions:
         """*options* with every default filled in."""
-        if options.hidden_layers:
-            raise CapabilityError(
-                "this backend does not provide `hidden-states`",
-                plugin=PLUGIN,
-                got=options.hidden_layers,
-                fix="use a strategy that needs none",
-            )
+        check_hidden_layers(self.info, options.hidden_layers)
+        if NEXTN_STATE in options.hidden_layers:
+            check_own_layer(self.info)
         most = library().llama_max_parallel_sequences()
         for name, value, low, high, key in (
             ("max_sequences", options.max_sequences, 1, most, "parallel"),
@@ -167,6 +172,22 @@ class LlamaCppModel:
             rollback_rows=options.rollback_rows,
         )
         return result.settings.flash_attention, result.settings.extra_buffers, result.profile
+
+    def matrix(self, which: Literal["token_embd", "output"]) -> NDArray[np.float32]:
+        """
+        float32[vocab, hidden], read-only, from the file and not from llama.cpp; see `SharedWeights`.
+
+        Raises:
+            ArtifactError: The tensor's type cannot be read.
+        """
+        name = f"{which}.weight"
+        if name not in self.info.tensors:
+            name = "token_embd.weight"  # a file without an output matrix uses the embedding for both
+        if name not in self._matrices:
+            values = self.info.read(name).astype(np.float32, copy=False)
+            values.flags.writeable = False
+            self._matrices[name] = values
+        return self._matrices[name]
 
     def facts(self) -> Mapping[str, Any]:
         """Build and model facts for `power doctor` and receipts."""

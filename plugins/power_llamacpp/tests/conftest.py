@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from power_llamacpp.config import LlamaCppConfig
 from power_llamacpp.context import NativeModel
+from power_llamacpp.gguf_check import check_gguf
 from power_llamacpp.session import LlamaCppSession
 
 from power_core.shapes import ExactnessLevel, ShapeIdentity, ShapeProfile, WidthClass
@@ -54,6 +55,7 @@ class Bench:
             SessionOptions(context_size=context, threads=1, **options),
             profile=profile_from(low),
             config=LlamaCppConfig(swa_full=swa_full),
+            info=check_gguf(self.model(kind).path),
         )
         self._sessions.append(session)
         return session

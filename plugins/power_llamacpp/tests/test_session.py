@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from power_llamacpp.config import LlamaCppConfig
 from power_llamacpp.context import NativeModel
+from power_llamacpp.gguf_check import check_gguf
 from power_llamacpp.native import library
 from power_llamacpp.session import LlamaCppSession
 
-from power_core.errors import BackendError, CapabilityError, ConfigError
+from power_core.errors import BackendError, ConfigError
 from power_core.shapes import ExactnessLevel, ShapeIdentity, ShapeProfile, WidthClass
 from power_core.target import RowBatch, SessionOptions
 from power_core.testing import one_class as scripted_one_class
@@ -71,7 +72,11 @@ def test_one_token_loop_of_a_real_model_equals_llama_cpp_by_hand(smollm2: Path) 
     model = NativeModel(smollm2)
     profile = scripted_one_class()(SessionOptions(max_rows=4))
     session = LlamaCppSession(
-        model, SessionOptions(context_size=256, threads=1), profile=profile, config=LlamaCppConfig()
+        model,
+        SessionOptions(context_size=256, threads=1),
+        profile=profile,
+        config=LlamaCppConfig(),
+        info=check_gguf(smollm2),
     )
     ids, row = through_session(session, [504, 3575, 282, 4649, 314], 12)
     expected_ids, expected_row = by_hand(model, [504, 3575, 282, 4649, 314], 12)
@@ -237,9 +242,12 @@ def test_closed_session_is_an_error_not_a_crash(bench: Any) -> None:
 
 def test_weights_are_freed_after_their_contexts(bench: Any, tmp_path: Path) -> None:
     """Closing a model closes sessions over it first; their rows and calls are errors afterwards."""
-    model = NativeModel(bench.model("llama").path)
+    path = bench.model("llama").path
+    model = NativeModel(path)
     profile = scripted_one_class()(SessionOptions())
-    session = LlamaCppSession(model, SessionOptions(context_size=64), profile=profile, config=LlamaCppConfig())
+    session = LlamaCppSession(
+        model, SessionOptions(context_size=64), profile=profile, config=LlamaCppConfig(), info=check_gguf(path)
+    )
     session.open(0)
     rows = session.forward(chain(0, [5]), session.profile.decode)
     model.close()
@@ -270,16 +278,6 @@ def test_damaged_weights_are_an_error_not_token_zero(bench: Any, monkeypatch: py
     assert rows.greedy(1) == 3
 
 
-def test_hidden_states_are_refused(bench: Any) -> None:
-    """The capability is absent, so asking for the rows anyway is an error."""
-    session = bench.session("llama")
-    session.open(0)
-    rows = session.forward(chain(0, [5]), session.profile.decode)
-    assert "hidden-states" not in session.capabilities
-    with pytest.raises(CapabilityError, match="hidden-states"):
-        rows.hidden(0, 0)
-
-
 def test_context_beyond_the_training_length_is_refused(bench: Any) -> None:
     """The file's own limit holds; the default is the smaller of it and 4096."""
     with pytest.raises(ConfigError, match="context_size is 2049"):
@@ -294,6 +292,7 @@ def test_prompt_and_decode_classes_may_differ(bench: Any, random_words: Words) -
     session = LlamaCppSession(
         bench.model("llama"), SessionOptions(context_size=64, max_rows=7),
         profile=ShapeProfile(ExactnessLevel.BITWISE, narrow, wide), config=LlamaCppConfig(),
+        info=check_gguf(bench.model("llama").path),
     )  # fmt: skip
     session.open(0)
     assert session.forward(chain(0, random_words(1, 5)), wide).width == 8

@@ -19,6 +19,7 @@ from power_llamacpp.plugin import make_llamacpp
 from power_llamacpp.target import LlamaCppBackend, LlamaCppModel
 
 from power_core.capabilities import Registry
+from power_core.draft_context import NEXTN_STATE
 from power_core.errors import ArtifactError, BackendError, CapabilityError, ConfigError, PowerError, RequestError
 from power_core.plugins import load_plugins
 from power_core.target import ChatMessage, RowBatch, SessionOptions, TargetBackend
@@ -116,7 +117,8 @@ def test_session_of_a_loaded_model_decodes(file: Path) -> None:
     ({"rollback_rows": -1}, ConfigError, "rollback_rows is -1"),
     ({"threads": -2}, ConfigError, "threads is -2"),
     ({"context_size": 4096}, ConfigError, "context_size is 4096"),
-    ({"hidden_layers": (1,)}, CapabilityError, "hidden-states"),
+    ({"hidden_layers": (1,)}, CapabilityError, "does not give the output of block 1 .expected blocks 0 to 0"),
+    ({"hidden_layers": (NEXTN_STATE,)}, CapabilityError, "0 prediction layers of architecture 'llama'"),
 ])  # fmt: skip
 def test_options_that_cannot_be_met_are_refused(
     file: Path, changes: dict[str, object], error: type[PowerError], message: str
