@@ -1,0 +1,182 @@
+"""The whole way from prompts to admitted-quality files; every part continues what an interrupted run left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Many
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from attrs import asdict, frozen
+
+from power_core.artifacts.admission import write_manifest
+from power_core.artifacts.contract import ArtifactContract, Provenance
+from power_core.target import TargetModel
+from power_torch.weights import ModelWeights, load_weights
+from power_train.batches import split
+from power_train.dataset import Dataset, Sequence, open_dataset, write_header
+from power_train.evaluate import drafts_of, measure
+from power_train.export import exported
+from power_train.generate import GenerateOptions, generate
+from power_train.prompts import encode_prompts, read_prompts, text_digest
+from power_train.report import acceptance_json, data_json, save_curve, write_receipt
+from power_train.setup import Trainable, default_layers, drafter_shape, make_trainable, mask_token
+from power_train.train import CurvePoint, TrainOptions, measured_pace, train
+from power_train.write import Quantization, write_gguf, write_safetensors
+
+__all__ = ["DRAFT_MAX", "Plan", "Progress", "run"]
+
+DRAFT_MAX = (1, 3, 5, 7)
+_GENERATING_SHARE = 0.5  # of the time given; the rest is for training
+
+
+class Progress(Protocol):
+    """What a run tells whoever watches."""
+
+    def generating(self, tokens: int, total: int) -> None:
+        """So many tokens of text are there."""
+
+    def training(self, step: int, steps: int, point: CurvePoint) -> None:
+        """So many steps are done."""
+
+    def note(self, text: str) -> None:
+        """Something worth a line."""
+
+
+@frozen
+class Plan:
+    """
+    What to train and how long.
+
+    Args:
+        kind: `dflash-v1`, `dflash2`, `dspark` or `mtp-head`.
+        path: File of the target.
+        text: Files with prompts.
+        out: Folder of the run.
+        minutes: Time for generation and training together.
+        steps: Optimizer steps instead of a time.
+        tokens: Most tokens of text.
+        seed: Of everything.
+        processes: Generating processes.
+        slots: Sequences each decodes together.
+        threads: Of training.
+        sequences: Of a batch.
+        draft_vocab: Ids the drafter can propose.
+        ffn: Width of the feed-forward; None takes the target's.
+        quantizations: GGUF files to write.
+        name: Of the artifact.
+        provenance: Written into the manifests.
+    """
+
+    kind: str
+    path: Path
+    text: tuple[Path, ...]
+    out: Path
+    minutes: float
+    steps: int | None
+    tokens: int
+    seed: int
+    processes: int
+    slots: int
+    threads: int
+    sequences: int
+    draft_vocab: int
+    ffn: int | None
+    quantizations: tuple[Quantization, ...]
+    name: str
+    provenance: Provenance
+
+
+def run(plan: Plan, model: TargetModel, contracts: Mapping[str, ArtifactContract], progress: Progress) -> list[Path]:
+    """
+    Generate, train, export and describe.
+
+    Args:
+        plan: What to do.
+        model: The target, loaded: gives tokenizer and identity.
+        contracts: Installed ones, by kind.
+        progress: Told how it goes.
+
+    Returns:
+        Manifests of the files written.
+
+    Raises:
+        PowerError: What is wrong with the prompts, the target or the folder.
+    """
+    torch.set_num_threads(plan.threads)
+    dataset = _text(plan, model, progress)
+    weights = load_weights(plan.path, torch.bfloat16)
+    trained, held_out = split(dataset)
+    mask_id = mask_token(model.tokenizer, weights.token_embd)
+    layers = tuple(dataset.header["layers"])
+    shape = drafter_shape(plan.kind, weights.hparams, layers, mask_id, ffn=plan.ffn, block=None)
+
+    def made() -> Trainable:
+        return make_trainable(shape, weights, dataset, trained, draft_vocab=plan.draft_vocab, seed=plan.seed)
+
+    options = TrainOptions(_steps(plan, made, dataset, trained, progress), plan.seed, plan.sequences)
+    trainable = made()
+    result = train(
+        trainable, dataset, trained, options, plan.out / "checkpoint.pt",
+        lambda step, point: progress.training(step, options.steps, point),
+    )  # fmt: skip
+    greedy = [item for item in held_out if not item.is_sampled]
+    found = measure(drafts_of(trainable.module, trainable.vocabulary, trainable.matrix), dataset, greedy, DRAFT_MAX)
+    drafter = exported(trainable, context=model.trained_context, tokenizer_sha256=model.identity.tokenizer_sha256)
+    files = [write_safetensors(plan.out / "safetensors", drafter)]
+    files += [write_gguf(plan.out / f"{plan.name}-{q}.gguf", drafter, q) for q in plan.quantizations]
+    save_curve(plan.out / "loss.png", result.curve, f"{plan.kind} for {model.identity.name}")
+    write_receipt(plan.out / "receipt.json", {
+        "kind": plan.kind, "target": asdict(model.identity), "shape": asdict(shape),
+        "data": data_json(dataset, len(trained), len(held_out)), "draft_vocab_coverage": trainable.vocabulary.coverage,
+        "options": asdict(options), "curve": [asdict(point) for point in result.curve],
+        "held_out": acceptance_json(found), "threads": plan.threads,
+        "seconds": {"wall": round(result.wall_seconds, 1), "core": round(result.core_seconds, 1)},
+    })  # fmt: skip
+    return [
+        write_manifest(
+            file.parent, name=plan.name, target=model, provenance=plan.provenance, contracts=contracts,
+            weights=None if file.suffix == ".safetensors" else file.name,
+        )
+        for file in files
+    ]  # fmt: skip
+
+
+def _text(plan: Plan, model: TargetModel, progress: Progress) -> Dataset:
+    """The run's dataset, generated as far as tokens and time allow."""
+    folder, identity = plan.out / "text", model.identity
+    options = GenerateOptions(
+        model=plan.path, layers=default_layers(identity.num_layers), end_ids=tuple(sorted(model.tokenizer.end_ids)),
+        seed=plan.seed, slots=plan.slots, processes=plan.processes, tokens=plan.tokens,
+        seconds=None if plan.steps is not None else plan.minutes * 60 * _GENERATING_SHARE,
+    )  # fmt: skip
+    longest = options.capacity - options.max_new
+    prompts = encode_prompts(read_prompts(plan.text), model.tokenizer, longest=longest)
+    order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(plan.seed)).tolist()
+    write_header(folder, {
+        "format": 1, "target": asdict(identity), "hidden_size": identity.hidden_size, "layers": list(options.layers),
+        "end_ids": list(options.end_ids), "seed": plan.seed, "text_sha256": text_digest(plan.text),
+        "max_new": options.max_new, "max_question": options.max_question, "capacity": options.capacity,
+        "sampled_share": options.sampled_share, "temperature": options.temperature, "top_k": options.top_k,
+        "slots": options.slots, "processes": options.processes,
+    })  # fmt: skip
+    if (plan.out / "steps").exists():  # training has begun: its text stays as it is
+        return open_dataset(folder)
+    progress.note(f"{len(prompts)} prompts; {options.processes} processes write text")
+    generate([prompts[i] for i in order], options, folder, lambda tokens: progress.generating(tokens, options.tokens))
+    return open_dataset(folder)
+
+
+def _steps(plan: Plan, made: Callable[[], Trainable], dataset: Dataset, trained: Many[Sequence], progress: Progress) -> int:
+    """Steps of the run, decided once: from the time given and the pace of this machine."""
+    path = plan.out / "steps"
+    if not path.exists():
+        steps = plan.steps
+        if steps is None:
+            probe = TrainOptions(1000, plan.seed, plan.sequences)
+            pace = measured_pace(made(), dataset, list(trained), probe)
+            steps = max(1, int(plan.minutes * 60 * (1 - _GENERATING_SHARE) / pace))
+            progress.note(f"{pace:.2f} s a step: {steps} steps")
+        path.write_text(f"{steps}\n", encoding="utf-8")
+    return int(path.read_text(encoding="utf-8"))
