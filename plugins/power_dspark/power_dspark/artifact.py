@@ -30,10 +30,11 @@ conf_proj.bias              confidence_head.proj.bias                           
 d2t                         d2t                                                   Vd           I64; with Vd < V only
 ==========================  ====================================================  ===========  =======================
 
-Safetensors hold F32, F16 or BF16; names may begin with ``model.``; a ``t2d`` is ignored. **d2t**: in a GGUF row r is
-token ``d2t[r]``; in safetensors it is token ``r + d2t[r]``, as EAGLE-3 and speculators publish it. Rotary pairs are
-NeoX (first half with second half), so no matrix is permuted on conversion. A factored Markov head is exported
-multiplied out. Everything is optional that says so, the rest must be there, and any other tensor is refused.
+Safetensors hold F32, F16 or BF16; names may begin with ``model.``; a ``t2d`` is ignored. ``d2t`` holds the target id of
+each output row, distinct; in files of the speculators library (``transformer_layer_config``, ``speculators_*`` or
+``aux_hidden_state_layer_ids`` in the config) id - row instead. Rotary pairs are NeoX (first half with second half),
+so no matrix is permuted on conversion. A factored Markov head is exported multiplied out. Everything is optional that
+says so, the rest must be there, and any other tensor is refused.
 
 GGUF keys: ``general.architecture`` "dflash"; under ``dflash.``: context_length, embedding_length, block_count,
 feed_forward_length, attention.head_count, attention.head_count_kv, attention.key_length = attention.value_length,
@@ -48,15 +49,13 @@ max_position_embeddings, vocab_size, draft_vocab_size (with d2t), block_size, ma
 block whose OUTPUT is read, from 0), markov_rank, markov_head_type "vanilla", enable_confidence_head,
 confidence_head_with_markov (false: conf_proj has H columns), sample_from_anchor (default true).
 
-Either may name its target's tokenizer under ``power.tokenizer_sha256`` (a GGUF key; ``__metadata__`` or config.json
-for safetensors): 64 hex digits, compared with the target's identity.
+Either may name its target's tokenizer under ``tokenizer_sha256`` (``dflash.tokenizer_sha256`` in a GGUF): 64 hex
+digits, compared with the target's identity. The keys are those of the DFlash kinds wherever the two families share one.
 
 Sources: deepspec/modeling/dspark of deepseek-ai/DeepSpec; src/models/dflash.cpp and conversion/qwen.py of llama.cpp.
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,13 +65,12 @@ from power_core.target import TargetModel
 from power_dspark.fields import refuse
 from power_dspark.header import Header, tensor_names
 from power_dspark.header_gguf import read_gguf_header
-from power_dspark.header_published import ARCHITECTURES, read_published_header
+from power_dspark.header_published import ARCHITECTURES, is_speculators, read_published_header
 from power_dspark.layout import DSPARK_TENSORS, UNUSED_TENSORS, canonical_name, shapes
 
 __all__ = ["KIND", "DsparkContract", "draft_ids", "read_header"]
 
 KIND = "dspark"
-TOKENIZER_KEY = "power.tokenizer_sha256"
 
 _FLOATS = frozenset({"F32", "F16", "BF16"})
 _QUANTIZED = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"})
@@ -101,7 +99,8 @@ def draft_ids(file: TensorFile) -> NDArray[np.int64] | None:
     if name is None:
         return None
     stored = np.asarray(file.read(name)).astype(np.int64)
-    return stored if file.format == "gguf" else stored + np.arange(len(stored), dtype=np.int64)
+    is_offset = file.format != "gguf" and is_speculators(file.metadata)
+    return stored + np.arange(len(stored), dtype=np.int64) if is_offset else stored
 
 
 class DsparkContract:
@@ -218,7 +217,7 @@ def _unfit(file: TensorFile, found: str, expected: object) -> None:
 
 def _check_tokenizer(file: TensorFile, target: TargetModel) -> None:
     """By content, where the file says anything: equal sizes mean nothing."""
-    stated = _stated_digest(file.metadata)
+    stated = file.metadata.get("dflash.tokenizer_sha256" if file.format == "gguf" else "tokenizer_sha256")
     if stated is not None and stated != target.identity.tokenizer_sha256:
         _unfit(file, f"tokenizer {str(stated)[:16]}", f"tokenizer {target.identity.tokenizer_sha256[:16]}")
     tokens = file.metadata.get("tokenizer.ggml.tokens")
@@ -228,10 +227,3 @@ def _check_tokenizer(file: TensorFile, target: TargetModel) -> None:
         name = token.decode("utf-8", "replace") if isinstance(token, bytes) else token
         if name != target.tokenizer.token_name(i):
             _unfit(file, f"{name!r:.40} as token {i}", f"{target.tokenizer.token_name(i)!r:.40}")
-
-
-def _stated_digest(metadata: Mapping[str, object]) -> object:
-    nested = metadata.get("__metadata__")
-    if isinstance(nested, Mapping) and TOKENIZER_KEY in nested:
-        return nested[TOKENIZER_KEY]
-    return metadata.get(TOKENIZER_KEY)

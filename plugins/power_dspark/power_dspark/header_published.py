@@ -10,7 +10,7 @@ from power_dspark.fields import Fields, refuse
 from power_dspark.header import MAX_BLOCK_SIZE, MAX_LAYER, Header, Keys, read_anchor_first, read_dims
 from power_dspark.layout import Dims
 
-__all__ = ["ARCHITECTURES", "read_published_header"]
+__all__ = ["ARCHITECTURES", "is_speculators", "read_published_header"]
 
 ARCHITECTURES = frozenset({"Qwen3DSparkModel", "DSparkDraftModel", "DSparkSpeculator"})
 """Values of `architectures` in a config.json whose backbone is a Qwen3-style block."""
@@ -58,18 +58,25 @@ def read_published_header(file: TensorFile) -> Header:
         file, fields, _KEYS, vocab=vocab, features=len(layers), confidence_with_markov=with_markov
     )  # fmt: skip
     _check_repeated_sizes(file, fields, dims)
-    # The EAGLE-3 lineage (speculators) keeps the anchor's row for the bonus token, the DFlash lineage predicts from it.
-    is_bonus_lineage = _AUX in fields or "transformer_layer_config" in fields
     return Header(
         dims=dims,
         hidden_layers=layers,
         block_size=block_size,
-        sample_from_anchor=read_anchor_first(file, fields, block_size, default=not is_bonus_lineage),
+        sample_from_anchor=read_anchor_first(file, fields, block_size, default=not is_speculators(config)),
         mask_id=fields.integer("mask_token_id", least=0, most=vocab - 1),
         epsilon=fields.number("rms_norm_eps", above=0.0),
         rope_base=_rope_base(file, config),
         context=fields.integer("max_position_embeddings"),
     )
+
+
+def is_speculators(config: Mapping[str, Any]) -> bool:
+    """
+    Whether *config* is of the speculators library, of EAGLE-3's lineage.
+
+    There the anchor's row is kept for the bonus token unless the config says otherwise, and `d2t` holds id - row.
+    """
+    return "transformer_layer_config" in config or _AUX in config or any(k.startswith("speculators_") for k in config)
 
 
 def _flat(metadata: Mapping[str, Any]) -> dict[str, Any]:

@@ -172,9 +172,7 @@ def save_published(
     """
     tensors: dict[str, NDArray[Any] | None] = {}
     for name in file.tensors:
-        values = np.asarray(file.read(name))
-        # Published: how far each id is from its row.
-        tensors[published_name(name)] = values - np.arange(len(values)) if name == "d2t" else values
+        tensors[published_name(name)] = np.asarray(file.read(name))
     tensors |= replace or {}
     keys = {**published_config(read_header(file)), **(config or {})}
     folder.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -47,9 +48,13 @@ def shared() -> SharedTarget:
 def make(tmp_path: Path) -> Callable[..., TensorFile]:
     """``make("gguf", **options of tiny_dspark)``, or "safetensors" with the same weights."""
 
+    number = count()
+
     def call(container: str = "gguf", **options: Any) -> TensorFile:
-        file = open_tensors(tiny_dspark(tmp_path / "drafter.gguf", **options))
-        return file if container == "gguf" else open_tensors(save_published(file, tmp_path / "published"))
+        folder = tmp_path / f"drafter-{next(number)}"
+        folder.mkdir()
+        file = open_tensors(tiny_dspark(folder / "drafter.gguf", **options))
+        return file if container == "gguf" else open_tensors(save_published(file, folder / "published"))
 
     return call
 
