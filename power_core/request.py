@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -75,6 +75,15 @@ def _count(_obj: object, attribute: Any, value: object) -> None:
         raise RequestError(f"{attribute.name} is {value!r:.80}", who="request", got=value, expected=expected)
 
 
+def _seconds(_obj: object, attribute: Any, value: object) -> None:
+    # Written so that NaN fails; no deadline is None, not infinity.
+    if value is not None and not (isinstance(value, int | float) and 0 <= value < math.inf):
+        raise RequestError(
+            f"{attribute.name} is {value!r:.80}", who="request", where=attribute.name, got=value,
+            expected="seconds, at least 0, or None",
+        )  # fmt: skip
+
+
 def _copy(make: Callable[[Any], T], values: Any, name: str, expected: str, who: str = "request") -> T:
     """An immutable or private copy of *values*; text is no collection here."""
     if not isinstance(values, str | bytes):
@@ -90,7 +99,13 @@ def _integers(values: Iterable[TokenId]) -> Iterator[TokenId]:
 
 
 def _prompt(values: Sequence[TokenId]) -> tuple[TokenId, ...]:
-    return _copy(lambda ids: tuple(_integers(ids)), values, "prompt", "a sequence of token ids")
+    return _copy(_ordered_ids, values, "prompt", "a sequence of token ids")
+
+
+def _ordered_ids(values: Iterable[TokenId]) -> tuple[TokenId, ...]:
+    if isinstance(values, Set | Mapping):
+        raise TypeError("a prompt has an order")
+    return tuple(_integers(values))
 
 
 def _stop_ids(values: Iterable[TokenId]) -> frozenset[TokenId]:
@@ -183,6 +198,13 @@ class GenerationRequest:
         spec: Strategy name, `off`, or None for the engine's.
         draft_max: Most proposal tokens a round (K), or None for the engine's.
         client_id: Free text of the caller, returned in events and results.
+        deadline_s: Seconds within which everything has to happen, waiting and loading included; None for the
+            engine's. What was made by then is in the result, which has a `DeadlineError`.
+        started_s: When they began to run, in seconds of `time.monotonic`; None for the submission.
+        client: Who asks. Turns in a full queue go round the clients, and cached prompts are each client's own.
+        endpoint: Where it was asked, for servers: a further part of what cached prompts are filed under.
+        prompt_cache_key: Keep the prompt's state, and look for state kept under the same key; None for neither.
+            Changes how long the first token takes, and nothing else.
     """
 
     prompt: Sequence[TokenId] = field(converter=_prompt)
@@ -193,6 +215,11 @@ class GenerationRequest:
     spec: str | None = field(default=None, validator=_of((str, type(None)), "a strategy's name, 'off' or None"))
     draft_max: int | None = field(default=None, validator=_count)
     client_id: str | None = None
+    deadline_s: float | None = field(default=None, validator=_seconds)
+    started_s: float | None = field(default=None, validator=_seconds)
+    client: str = field(default="", validator=_of(str, "a text"))
+    endpoint: str = field(default="", validator=_of(str, "a text"))
+    prompt_cache_key: str | None = field(default=None, validator=_of((str, type(None)), "a text or None"))
 
     def with_(self, **changes: Any) -> GenerationRequest:
         """A copy with *changes*."""
@@ -239,6 +266,7 @@ class Counts:
         emitted: Tokens emitted.
         replays: Rollbacks deeper than the resident window, paid by evaluating accepted rows again.
         rebuilds: Restores that had to evaluate the sequence again from its tokens.
+        reused: Prompt tokens whose state came from the prompt cache.
         guard: Proposal cap after a replay, or None where none happened.
         widths: Rows computed for this request's forwards (all members) -> how often.
     """
@@ -253,6 +281,7 @@ class Counts:
     emitted: int = 0
     replays: int = 0
     rebuilds: int = 0
+    reused: int = 0
     guard: int | None = None
     widths: dict[int, int] = Factory(dict)
 

@@ -16,7 +16,7 @@ LAYERS = [
     {"shapes"},
     {"hookspecs", "structuring"},
     {"capabilities", "log", "models", "target"},
-    {"draft_context", "drafter", "request"},
+    {"draft_context", "drafter", "prefix", "request"},
     {"plugins", "sampling", "decoding", "grammar", "transaction"},
     {"artifacts", "evidence", "scheduler", "config"},
     {"strategies"},

@@ -223,6 +223,7 @@ def _counts_record(counts: Counts) -> CountsRecord:
         rebuilds=counts.rebuilds,
         guard=counts.guard,
         widths={str(rows): times for rows, times in sorted(counts.widths.items())},
+        reused=counts.reused,
     )
 
 

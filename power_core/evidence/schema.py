@@ -159,6 +159,7 @@ class CountsRecord:
     rebuilds: int
     guard: int | None
     widths: dict[str, int]
+    reused: int = 0
 
 
 @frozen

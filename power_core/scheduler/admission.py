@@ -52,6 +52,7 @@ class Deadline:
 
     @property
     def is_past(self) -> bool:
+        """Whether it has passed."""
         return self.at != _NEVER and self.clock() >= self.at
 
     def check(self, doing: str) -> None:
@@ -157,6 +158,16 @@ class Ticket:
         """
         return self._controller._wait(self)  # noqa: SLF001 - the same
 
+    @property
+    def is_granted(self) -> bool:
+        """Whether a permit is held under it."""
+        return self._state is _State.GRANTED
+
+    @property
+    def is_expired(self) -> bool:
+        """Whether its deadline passed in the queue, and the controller has noticed."""
+        return self._state is _State.EXPIRED
+
     def cancel(self) -> None:
         """Leave the queue, or give the granted place back. Idempotent, from any thread."""
         self._controller._leave(self)  # noqa: SLF001 - the same
@@ -173,15 +184,23 @@ class AdmissionController:
     Args:
         max_active: Places granted at the same time.
         max_waiting: Places in the queue.
+        max_per_client: Places in the queue that one client key may hold; None for no bound but `max_waiting`.
         max_bytes: Bytes that may be reserved at the same time; None for no bound.
         clock: Monotonic seconds.
     """
 
     def __init__(
-        self, *, max_active: int, max_waiting: int, max_bytes: int | None = None, clock: Clock = time.monotonic
+        self,
+        *,
+        max_active: int,
+        max_waiting: int,
+        max_per_client: int | None = None,
+        max_bytes: int | None = None,
+        clock: Clock = time.monotonic,
     ) -> None:
         self.max_active = max_active
         self.max_waiting = max_waiting
+        self.max_per_client = max_per_client
         self.max_bytes = max_bytes
         self.clock = clock
         self.counters = AdmissionCounters()
@@ -190,6 +209,7 @@ class AdmissionController:
         self._waiting = 0
         self._active = 0
         self._reserved = 0
+        self._soonest = _NEVER  # no place in the queue expires before; spares looking at each of them
 
     # -- what there is ----------------------------------------------------------------------------
 
@@ -237,14 +257,10 @@ class AdmissionController:
                 self.counters.expired += 1
                 deadline.check("being queued")
             ticket = Ticket(self, client, reserve_bytes, deadline)
-            if self._waiting >= self.max_waiting and not self._is_free(ticket):
-                self.counters.refused_full += 1
-                raise QueueFullError(
-                    f"{self._waiting} requests are waiting", who="admission", got=self._waiting,
-                    expected=f"at most {self.max_waiting}", fix="try again later",
-                )  # fmt: skip
+            self._check_room(ticket)
             self._queues.setdefault(client, deque()).append(ticket)
             self._waiting += 1
+            self._soonest = min(self._soonest, deadline.at)
             self._grant()
             return ticket
 
@@ -266,7 +282,26 @@ class AdmissionController:
                 expected=f"at most {self.max_bytes}", fix="shorten the context, or allow more memory",
             )  # fmt: skip
 
+    def retire_place(self) -> None:
+        """One place fewer from now on, for what a place stands for is gone; whoever holds one keeps it."""
+        with self._changed:
+            self.max_active -= 1
+
     # -- under the lock ---------------------------------------------------------------------------
+
+    def _check_room(self, ticket: Ticket) -> None:
+        """Refuse *ticket* where it would have to wait and there is no place to."""
+        if self._is_free(ticket):
+            return
+        held, most = self._waiting, self.max_waiting
+        if held < most and self.max_per_client is not None:
+            held, most = len(self._queues.get(ticket.client, ())), self.max_per_client
+        if held >= most:
+            self.counters.refused_full += 1
+            raise QueueFullError(
+                f"{held} requests are waiting", who="admission", got=held, expected=f"at most {most}",
+                fix="try again later",
+            )  # fmt: skip
 
     def _is_free(self, ticket: Ticket) -> bool:
         """Whether *ticket* could be granted at once: nobody waits before it, and there is room."""
@@ -298,9 +333,13 @@ class AdmissionController:
             self._changed.notify_all()
 
     def _expire(self) -> int:
+        if self._soonest == _NEVER or self.clock() < self._soonest:
+            return 0
         late = [ticket for queue in self._queues.values() for ticket in queue if ticket.deadline.is_past]
         for ticket in late:
             self._withdraw(ticket, _State.EXPIRED)
+        waiting = (ticket.deadline.at for queue in self._queues.values() for ticket in queue)
+        self._soonest = min(waiting, default=_NEVER)
         if late:
             self.counters.expired += len(late)
             self._grant()

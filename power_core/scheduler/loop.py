@@ -8,15 +8,15 @@ the same step with empty proposals.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 
 import structlog
 
 from power_core.decoding import Decoder
-from power_core.errors import BackendError, ConfigError
+from power_core.errors import CapabilityError, ConfigError
 from power_core.request import Event, GenerationRequest
 from power_core.sampling import Sampler, resolve_seed
+from power_core.scheduler.admission import AdmissionController
 from power_core.scheduler.checks import check_request
 from power_core.scheduler.costs import CostModel
 from power_core.scheduler.drafting import DraftPool, OpenDraft
@@ -24,6 +24,8 @@ from power_core.scheduler.outcome import ReceiptFactory, closing_event, token_ev
 from power_core.scheduler.plan import Plan, make_plan
 from power_core.scheduler.policy import DraftShape, FixedPolicy, RequestWidth, Round, WidthPolicy
 from power_core.scheduler.proposing import propose
+from power_core.scheduler.queue import MAX_WAITING, RequestQueue, late
+from power_core.scheduler.reuse import PromptReuse
 from power_core.scheduler.sequence import Member, Sequence
 from power_core.scheduler.verifying import choose
 from power_core.target import RowBatch, TargetSession, Tokenizer
@@ -52,6 +54,9 @@ class StepLoop:
         prefill_chunk: Most prompt rows of one step; a cancel waits for at most one chunk.
         receipt: Makes the receipt document of a finished request.
         make_policy: Makes the width policy for what steps and drafters cost; by default proposals are of K tokens.
+        queue: Where requests wait, shared with other loops; None for one of its own.
+        reuse: Keeps and finds the state of prompts; without it a request that asks for that is refused.
+        costs: Shared with loops over other sessions of the same kind; None for its own.
 
     Attributes:
         costs: What steps and drafters cost, learned from every step.
@@ -69,6 +74,9 @@ class StepLoop:
         prefill_chunk: int = 256,
         receipt: ReceiptFactory | None = None,
         make_policy: PolicyFactory = lambda _costs: FixedPolicy(),
+        queue: RequestQueue | None = None,
+        reuse: PromptReuse | None = None,
+        costs: CostModel | None = None,
     ) -> None:
         if session.max_sequences > session.profile.decode.max_rows:
             raise ConfigError(
@@ -84,16 +92,17 @@ class StepLoop:
         self.default_strategy = default_strategy
         self.draft_max = draft_max
         self.prefill_chunk = prefill_chunk
-        self.costs = CostModel(session.profile.decode, draft_max)
+        self.costs = CostModel(session.profile.decode, draft_max) if costs is None else costs
         self.policy = make_policy(self.costs)
+        if queue is None:
+            queue = RequestQueue(AdmissionController(max_active=session.max_sequences, max_waiting=MAX_WAITING))
+        self.queue = queue
+        self.reuse = reuse
         self._receipt = receipt
-        self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
-        self._by_id: dict[int, Sequence] = {}
         self._free = list(range(session.max_sequences))[::-1]
         self._batch = RowBatch(max(session.profile.decode.max_rows, session.profile.prefill.max_rows))
         self._outbox: list[Event] = []  # committed but not yet returned: an interrupt must not lose them
-        self._next_id = 0
         self._prefilled_last = False
         self.forward_seconds = 0.0  # spent inside the target, for measuring what the loop itself costs
 
@@ -107,17 +116,19 @@ class StepLoop:
             Its number.
 
         Raises:
-            RequestError: The request cannot be served.
-            CapabilityError: Nobody provides its strategy for this target.
+            RequestError: The request cannot be served: also a full queue or a deadline that has passed.
+            CapabilityError: Nobody provides its strategy for this target, or its prompt cannot be kept.
             ConfigError: The width policy cannot drive its strategy.
         """
         check_request(request, self.tokenizer.vocab_size, self.session.context_size)
+        if request.prompt_cache_key is not None and self.reuse is None:
+            raise _no_reuse()
         strategy = self.default_strategy if request.spec is None else request.spec
         draft_max = self.draft_max if request.draft_max is None else request.draft_max
         width = self.prepare(strategy, draft_max)  # a missing strategy is the submitter's error, not a step's
         seed = resolve_seed(request.sampling)
         sequence = Sequence(
-            self._next_id,
+            self.queue.number(),
             request,
             seed=seed,
             sampler=Sampler(request.sampling, prompt=request.prompt, tokenizer=self.tokenizer, seed=seed),
@@ -125,10 +136,9 @@ class StepLoop:
             strategy=strategy,
             draft_max=draft_max,
             width=width,
+            deadline=self.queue.deadline(request),
         )
-        self._next_id += 1
-        self._by_id[sequence.request_id] = sequence
-        self._waiting.append(sequence)
+        self.queue.put(sequence)
         return sequence.request_id
 
     def prepare(self, strategy: str, draft_max: int) -> RequestWidth:
@@ -150,26 +160,25 @@ class StepLoop:
 
     def cancel(self, request_id: int) -> None:
         """Ask for the end of a request; unknown and finished ones are ignored."""
-        sequence = self._by_id.get(request_id)
+        sequence = self.queue.find(request_id)
         if sequence is not None:
             sequence.cancelled = True
 
     @property
     def active(self) -> int:
         """Requests whose end has not been returned by `step`."""
-        return len(self._by_id) + sum(event.origin is Origin.END for event in self._outbox)
+        return len(self.queue) + sum(event.origin is Origin.END for event in self._outbox)
 
     def progress(self, request_id: int) -> tuple[int, int]:
         """Prompt tokens evaluated and prompt tokens in all."""
-        sequence = self._by_id.get(request_id)
+        sequence = self.queue.find(request_id)
         return (sequence.evaluated_prompt, sequence.num_prompt) if sequence else (0, 0)
 
     def close(self) -> None:
         """End every request without events, and free drafts and sequences."""
         for sequence in list(self._running):
             self._release(sequence)
-        self._waiting.clear()
-        self._by_id.clear()
+        self.queue.clear()
         self.drafts.close()
 
     # -- one step ---------------------------------------------------------------------------------
@@ -202,28 +211,28 @@ class StepLoop:
         return self._emit()
 
     def _admit(self) -> None:
-        for sequence in [s for s in (*self._running, *self._waiting) if s.cancelled]:
-            self._finish(sequence, FinishReason.CANCELLED)
-        while self._waiting and (self._free or self._waiting[0].request.max_tokens == 0):
-            sequence = self._waiting[0]
-            if sequence.request.max_tokens == 0:
-                self._finish(sequence, FinishReason.LENGTH)
-                continue
-            self._bind(sequence)
-        if self._waiting and not self._running and not self._free:
-            self._fail(self._waiting[0], _no_sequence_left())
+        for sequence in [s for s in self._running if s.cancelled or s.deadline.is_past]:
+            if sequence.cancelled:
+                self._finish(sequence, FinishReason.CANCELLED)
+            else:
+                self._fail(sequence, late("decoding"))
+        for sequence, reason, error in self.queue.ended():
+            self._finish(sequence, reason, error)
+        while self._free and (waiting := self.queue.take()) is not None:
+            self._bind(waiting)
 
     def _bind(self, sequence: Sequence) -> None:
         draft = None if sequence.strategy == OFF else self.drafts.get(sequence.strategy)
-        self._waiting.popleft()
         self._running.append(sequence)
         try:
             sequence.bind(self.session, self._free.pop(), draft)
+            if self.reuse is not None:
+                self.reuse.begin(sequence)
         except Exception as exc:  # noqa: BLE001 - a backend or plugin may raise anything: the request ends
             self._fail(sequence, exc)
         except BaseException:  # an interrupt: the request waits again
             self._release(sequence)
-            self._waiting.appendleft(sequence)
+            self.queue.put_back(sequence)
             raise
 
     def _plan(self) -> Plan | None:
@@ -261,12 +270,21 @@ class StepLoop:
         rows_out = self.session.forward(batch, plan.shape)
         elapsed = time.perf_counter() - started
         self.forward_seconds += elapsed
+        self._count_step(members, plan, rows_out.width)
         if outputs == batch.n and plan.shape == self.session.profile.decode:  # rows not read back cost less
             self.costs.observe_forward(rows_out.width, elapsed)
         for member in members:
             member.rows = rows_out
             member.count_pass(rows_out.width, elapsed)
             member.transaction.advance(Phase.EVALUATED)
+
+    def _count_step(self, members: Iterable[Member], plan: Plan, width: int) -> None:
+        totals = self.queue.totals
+        totals.steps += 1
+        totals.widths[width] = totals.widths.get(width, 0) + 1
+        in_prompt = [member.base < member.sequence.num_prompt for member in members]
+        totals.prefill_steps += all(in_prompt)
+        totals.mixed_steps += any(in_prompt) and not all(in_prompt)
 
     def _verify(self, members: list[Member]) -> list[Member]:
         verified = []
@@ -303,9 +321,12 @@ class StepLoop:
         counts.accepted += member.accepted
         counts.emitted += len(events)
         counts.guard = sequence.guard
-        sequence.evaluated_prompt = min(member.base + member.kept, sequence.num_prompt)
+        sequence.held = member.base + member.kept
+        sequence.evaluated_prompt = min(sequence.held, sequence.num_prompt)
         if events and sequence.clock.first_token is None:
             sequence.clock.first_token = time.perf_counter()
+        if self.reuse is not None:
+            self.reuse.advance(sequence)
         if member.finish is not None:
             self._finish(sequence, member.finish)
 
@@ -372,14 +393,16 @@ class StepLoop:
 
     def _finish(self, sequence: Sequence, reason: FinishReason, error: BaseException | None = None) -> None:
         """Release a request's state and put its closing event in the outbox."""
-        if self._by_id.pop(sequence.request_id, None) is None:
+        if not self.queue.leave(sequence):
             return
         try:
             if sequence in self._running:
+                if self.reuse is not None and error is None:
+                    self.reuse.end(sequence)
                 self._release(sequence)
-            else:
-                self._waiting.remove(sequence)
         finally:  # whoever waits for the end gets it, an interrupt notwithstanding
+            sequence.ticket.cancel()
+            self.queue.totals.add(sequence, reason, error)
             self._outbox.append(closing_event(sequence, reason, error, self._receipt))
 
     def _release(self, sequence: Sequence) -> None:
@@ -391,12 +414,14 @@ class StepLoop:
             # The answer is right whatever the clean-up met, so the request does not fail for it.
             log.warning("release failed", request=sequence.request_id, error=str(exc))
         finally:
-            if not sequence.is_lost:
+            if sequence.is_lost:
+                self.queue.admission.retire_place()
+            else:
                 self._free.append(sequence.seq)
 
 
-def _no_sequence_left() -> BackendError:
-    return BackendError(
-        "every sequence of the session was lost to a close that failed", who="scheduler",
-        fix="close the engine and open the model again",
+def _no_reuse() -> CapabilityError:
+    return CapabilityError(
+        "this target's state cannot be kept exactly", who="prompt cache", expected="a target with `prefix-reuse`",
+        fix="leave prompt_cache_key out",
     )  # fmt: skip

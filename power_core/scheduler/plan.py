@@ -70,7 +70,7 @@ def _prefill_members(sequences: Iterable[Sequence], session: TargetSession, room
     members = []
     for sequence in sequences:
         base = session.length(sequence.seq)
-        known = min(sequence.num_prompt - base, room)
+        known = sequence.chunk(base, room)
         if known < 1:
             break
         room -= known

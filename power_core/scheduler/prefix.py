@@ -1,69 +1,17 @@
-"""
-What a cached prefix is: opaque snapshots, the protocol that makes them, the key they are filed under, and how
-much of one may be reused.
-"""
+"""How cached prefixes are found: the key they are filed under, and how much of one may be reused."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Protocol
 
-from attrs import field, frozen
+from attrs import frozen
 
 from power_core.shapes import ShapeProfile
-from power_core.types import SeqId, TokenId
+from power_core.types import TokenId
 
-__all__ = ["PrefixStore", "ReuseRule", "Snapshot", "cache_key", "common_prefix"]
-
-
-@frozen
-class Snapshot:
-    """
-    One part of a request's state after some tokens.
-
-    Args:
-        payload: Whatever its store needs to load it again; never looked into.
-        nbytes: What it takes.
-        length: Tokens it covers.
-        can_cut: Whether its store can load it for fewer tokens. Recurrent and sliding-window state can
-            not: it is of use only where the prompt holds all the tokens it covers.
-    """
-
-    payload: object = field(repr=False)
-    nbytes: int
-    length: int
-    can_cut: bool
-
-
-class PrefixStore(Protocol):
-    """What a backend or a drafter provides so that its state can be cached. Called from the thread that steps."""
-
-    def save(self, seq: SeqId) -> Snapshot | None:
-        """The state of *seq* as it is now, or None where no exact copy can be made."""
-
-    def load(self, seq: SeqId, snapshot: Snapshot, length: int) -> None:
-        """
-        Give *seq*, which is open and empty, the state after the first *length* tokens.
-
-        Raises:
-            BackendError: It cannot; *seq* is empty as before.
-        """
-
-    def free(self, snapshot: Snapshot) -> None:
-        """The snapshot will not be used again."""
-
-    def to_bytes(self, snapshot: Snapshot) -> bytes | None:
-        """The snapshot for the disk, or None where it cannot leave the process."""
-
-    def from_bytes(self, data: bytes) -> Snapshot:
-        """
-        A snapshot that `to_bytes` wrote, perhaps in an earlier process.
-
-        Raises:
-            BackendError: The bytes are none of this store's.
-        """
+__all__ = ["ReuseRule", "cache_key", "common_prefix"]
 
 
 def cache_key(

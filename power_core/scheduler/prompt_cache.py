@@ -23,8 +23,9 @@ from typing import Protocol
 import structlog
 from attrs import define
 
+from power_core.prefix import PrefixStore, Snapshot
 from power_core.scheduler.cache_disk import DiskEntry, DiskTier, PartShape
-from power_core.scheduler.prefix import PrefixStore, ReuseRule, Snapshot, common_prefix
+from power_core.scheduler.prefix import ReuseRule, common_prefix
 from power_core.types import SeqId, TokenId
 
 __all__ = ["CacheCounters", "Hit", "PromptCache"]
@@ -85,9 +86,15 @@ class Hit:
         self._is_held = True
         self.length = length
 
-    def load(self, part: str, seq: SeqId) -> None:
-        """Give *seq* the state of *part*; raises what its store raises."""
-        self._cache.stores[part].load(seq, self._entry.parts[part], self.length)
+    def load(self, part: str, seq: SeqId, store: PrefixStore | None = None) -> None:
+        """
+        Give *seq* the state of *part*; raises what its store raises.
+
+        Args:
+            store: Of another session of the same settings, where *seq* is one of that.
+        """
+        store = self._cache.stores[part] if store is None else store
+        store.load(seq, self._entry.parts[part], self.length)
 
     def release(self) -> None:
         """The entry may be evicted. Idempotent."""
@@ -222,11 +229,21 @@ class PromptCache:
             for entry in list(self._entries.values()):
                 self._drop(entry)
 
+    def covered(self, key: str, tokens: Sequence[TokenId]) -> int:
+        """Most tokens that an entry of *key* begins with in common with *tokens*; no request, and no use."""
+        wanted = tuple(tokens)
+        with self._lock:
+            return max((common_prefix(e.tokens, wanted) for e in self._entries.values() if e.key == key), default=0)
+
     def forget(self, hit: Hit) -> None:
-        """Drop the entry of *hit*, whose payload could not be loaded: a miss from now on."""
+        """Drop the entry of *hit*, whose payload could not be loaded: that was a miss, as all from now on."""
         with self._lock:
             entry = hit._entry  # noqa: SLF001 - the cache owns its hits
             self.counters.damaged += 1
+            self.counters.hits -= 1
+            self.counters.misses += 1
+            self.counters.reused_tokens -= hit.length
+            self.counters.evaluated_tokens += hit.length
             log.warning("a cached prefix could not be loaded", tokens=len(entry.tokens))
             if self._entries.get((entry.key, entry.tokens)) is entry:
                 self._drop(entry)

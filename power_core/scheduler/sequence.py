@@ -13,6 +13,7 @@ from power_core.errors import BackendError
 from power_core.evidence import Timings
 from power_core.request import Counts, GenerationRequest
 from power_core.sampling import Sampler
+from power_core.scheduler.admission import Deadline, Ticket
 from power_core.scheduler.drafting import OpenDraft
 from power_core.scheduler.policy import RequestWidth
 from power_core.target import RowBatch, Rows, TargetSession
@@ -57,6 +58,11 @@ class Sequence:
         seq: Sequence id in the target session.
         width: The width policy's state of the request.
         guard: Proposal cap after a replay, or None.
+        deadline: When it must be done.
+        ticket: Its place in the queue, later its sequence.
+        held: Tokens, of prompt and output, whose rows the target holds for good.
+        cache_key: What its prompt is filed under in the prompt cache, or None.
+        keep_at: Prompt lengths, ascending, at which its state is to be kept.
         cancelled: Set from any thread; honoured at the next phase boundary.
         is_open: Whether the target holds the sequence.
         is_lost: A close or a draft's end failed, so that nobody knows what is still held under the sequence id.
@@ -73,6 +79,7 @@ class Sequence:
         strategy: str,
         draft_max: int,
         width: RequestWidth,
+        deadline: Deadline,
     ) -> None:
         self.request_id = request_id
         self.request = request
@@ -82,6 +89,11 @@ class Sequence:
         self.strategy = strategy
         self.draft_max = draft_max
         self.width = width
+        self.deadline = deadline
+        self.ticket: Ticket
+        self.held = 0
+        self.cache_key: str | None = None
+        self.keep_at: list[int] = []
         self.seq: SeqId = -1
         self.draft: OpenDraft | None = None
         self.num_prompt = len(request.prompt)
@@ -158,6 +170,11 @@ class Sequence:
             return FinishReason.LENGTH
         # The last token of a full context is emitted without ever being evaluated.
         return FinishReason.LENGTH if len(self.tokens) > context_size else None
+
+    def chunk(self, base: int, room: int) -> int:
+        """Prompt rows of a chunk from *base* on, at most *room*: no further than where state is to be kept."""
+        end = next((place for place in self.keep_at if place > base), self.num_prompt)
+        return min(end - base, room)
 
     def begin_step(self, member: Member) -> None:
         """Open the step's transaction: every participant is checkpointed."""

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from power_core.errors import BackendError
-from power_core.scheduler.prefix import ReuseRule, Snapshot, cache_key, common_prefix
+from power_core.prefix import Snapshot
+from power_core.scheduler.prefix import ReuseRule, cache_key, common_prefix
 from power_core.scheduler.prompt_cache import PromptCache
 from power_core.target import SessionOptions
 from power_core.testing import one_class, padded_class, two_classes
