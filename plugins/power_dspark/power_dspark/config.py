@@ -67,13 +67,15 @@ class DsparkConfig:
         ring: Committed positions the torch executor keeps (R13); 0 keeps the whole context.
         device: Where the torch executor computes: `cpu`, `cuda` or `cuda:N`.
         dtype: Element type of its matrices and of the ring: `fp32` or `bf16`.
+        compiled: Whether its forward is compiled; pays on devices where launching small kernels dominates.
     """
 
     strategy: ClassVar[str] = "dspark"
     executor: str = field(default="auto", validator=_one_of("auto", "native", "torch"))
     draft_margin: float = field(default=0.0, validator=_chance, metadata={"inherits": "spec_draft_margin"})
     draft_p_min: float = field(default=0.0, validator=_chance, metadata={"inherits": "spec_draft_p_min"})
-    full_block: bool = field(default=False, validator=_switch)
+    full_block: bool = field(default=True, validator=_switch)
     ring: int = field(default=512, validator=_cap)
     device: str = field(default="cpu", validator=_device)
     dtype: str = field(default="fp32", validator=_one_of("fp32", "bf16"))
+    compiled: bool = field(default=False, validator=_switch)

@@ -49,7 +49,7 @@ class DsparkDrafter:
 
     def open(self, model: TargetModel, session: TargetSession) -> DraftSession:
         executor = open_executor(self._config, self._file, self._header, model, session)
-        return DsparkSession(self._config, self._header, executor)
+        return DsparkSession(self._config, self._header, executor, session.context_size)
 
 
 @define
@@ -78,10 +78,12 @@ class DsparkSession:
         config: Options of the strategy.
         header: Of the drafter.
         executor: Evaluates it; the session owns it.
+        context_size: Positions a sequence may hold: no block reaches beyond.
     """
 
-    def __init__(self, config: DsparkConfig, header: Header, executor: Executor) -> None:
+    def __init__(self, config: DsparkConfig, header: Header, executor: Executor, context_size: int) -> None:
         self._config = config
+        self._context_size = context_size
         self._header = header
         self._executor = executor
         self._sequences: dict[SeqId, _Sequence] = {}
@@ -101,14 +103,26 @@ class DsparkSession:
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         drafts = [min(request.max_tokens, self._header.max_drafts) for request in requests]
-        rounds = [self._round(request) for request in requests]
-        # One row count for the whole batch: the Markov chain runs through equal blocks.
+        # One row count for all that have room: the Markov chain runs through equal blocks.
         wanted = self._header.max_drafts if self._config.full_block else max(drafts, default=0)
-        rows, most = self._header.rows_for(wanted), self._executor.max_sequences
-        drafted: list[Drafted] = []
-        for start in range(0, len(rounds), most):
-            drafted += self._executor.draft(rounds[start : start + most], rows, chances=self._wants_chances)
-        return [self._proposal(*pair) for pair in zip(drafted, drafts, strict=True)]
+        groups: dict[int, dict[int, Round]] = {}  # rows -> index of the request -> its round
+        for i, request in enumerate(requests):
+            each = self._round(request)
+            fitting = (self._header.rows_for(count) for count in (wanted, drafts[i]))
+            rows = next((rows for rows in fitting if each.position + rows <= self._context_size), None)
+            if rows is not None:
+                groups.setdefault(rows, {})[i] = each
+        proposals = [Proposal()] * len(requests)
+        for rows, rounds in groups.items():
+            for i, drafted in zip(rounds, self._draft(list(rounds.values()), rows), strict=True):
+                proposals[i] = self._proposal(drafted, drafts[i])
+        return proposals
+
+    def _draft(self, rounds: Sequence[Round], rows: int) -> list[Drafted]:
+        """Rounds of one row count, as many at a time as the executor takes."""
+        most = self._executor.max_sequences
+        parts = (rounds[start : start + most] for start in range(0, len(rounds), most))
+        return [drafted for part in parts for drafted in self._executor.draft(part, rows, chances=self._wants_chances)]
 
     def observe(self, seq: SeqId, committed: Sequence[TokenId], rows: HiddenRows | None) -> None:
         sequence = self._get(seq)
@@ -135,9 +149,10 @@ class DsparkSession:
         self._executor.close(seq)
 
     def close(self) -> None:
-        self._is_closed = True
         self._sequences.clear()
-        self._executor.shutdown()
+        if not self._is_closed:
+            self._is_closed = True
+            self._executor.shutdown()
 
     def _round(self, request: DraftRequest) -> Round:
         sequence = self._get(request.seq)
@@ -146,7 +161,13 @@ class DsparkSession:
                 f"the anchor {request.anchor} is not the last committed token of sequence {request.seq}",
                 request.anchor, "observe every committed token before the next proposal",
             )  # fmt: skip
-        return Round(request.seq, sequence.length - 1, request.anchor)
+        position, end = sequence.length - 1, self._executor.end_position(request.seq)
+        if end not in (None, position):
+            raise _misuse(
+                f"the features of sequence {request.seq} end at {end}, the anchor is at {position}",
+                end, "observe every evaluated row before the next proposal",
+            )  # fmt: skip
+        return Round(request.seq, position, request.anchor)
 
     def _proposal(self, drafted: Drafted, limit: int) -> Proposal:
         """The chain up to *limit* tokens or the first cut."""

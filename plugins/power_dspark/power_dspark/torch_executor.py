@@ -50,7 +50,7 @@ class TorchExecutor:
             max_sequences=session.max_sequences, dtype=self._dtype, device=self._device,
         )  # fmt: skip
         weights = load_backbone(file, _shape(header), dtype=self._dtype, device=self._device)
-        self._backbone = BlockBackbone(weights, self._ring, compiled=self._device.type == "cuda")
+        self._backbone = BlockBackbone(weights, self._ring, compiled=config.compiled)
         self._load_heads(file, model)
 
     def _load_heads(self, file: TensorFile, model: TargetModel) -> None:
