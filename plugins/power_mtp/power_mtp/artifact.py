@@ -150,6 +150,10 @@ def head_shape(file: TensorFile) -> HeadShape:
         ArtifactError: A key is missing or out of range, or what the table tells contradicts it.
     """
     keys = metadata_of(file)
+    type_key = MODEL_TYPE_KEYS[file.format]
+    if file.metadata.get(type_key) != KIND:
+        found = file.metadata.get(type_key)
+        _refuse(file, f"{type_key} is {found!r:.40}", found, f"{KIND!r}, or an MTP-only {nextn_file.ARCHITECTURE} GGUF")
     heads = keys.whole("num_attention_heads", 1, _LARGEST)
     kv_heads = keys.whole("num_key_value_heads", 1, heads)
     if heads % kv_heads:

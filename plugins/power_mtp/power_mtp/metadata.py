@@ -52,9 +52,7 @@ class Metadata:
     def real(self, key: str, above: float, most: float) -> float:
         """A finite number over *above*, at most *most*."""
         value = self.get(key)
-        number = (
-            float(value) if isinstance(value, int | float | np.number) and not isinstance(value, bool) else math.nan
-        )
+        number = _as_real(value)
         if not above < number <= most:  # NaN compares false
             self._refuse(key, value, f"a number over {above:g}, at most {most:g}")
         return number

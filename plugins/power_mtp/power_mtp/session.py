@@ -136,10 +136,11 @@ class MtpSession:
         return request.max_tokens > 0 and bool(sequence.pending) and sequence.known == len(sequence.tokens) - 1
 
     def _fold(self, seq: SeqId, sequence: _Sequence) -> None:
-        """Evaluate the pending rows whose token is known."""
-        while sequence.pending and sequence.due + 1 < len(sequence.tokens):
+        """Evaluate the pending rows whose token is known; not the anchor's, which starts the next draft."""
+        anchor = len(sequence.tokens) - 1
+        while sequence.pending and sequence.due + 1 < anchor:
             features = sequence.pending[0]
-            count = min(len(features), len(sequence.tokens) - 1 - sequence.due)
+            count = min(len(features), anchor - 1 - sequence.due)
             first = sequence.due + 1
             self._executor.extend(HeadBlock(seq, first, sequence.tokens[first : first + count], features[:count]))
             rest = (features[count:],) if count < len(features) else ()

@@ -179,7 +179,7 @@ class ReferenceHead:
         found = []
         for seq, token in zip(seqs, tokens, strict=True):
             rows = self._rows[seq]
-            assert rows.state is not None  # noqa: S101 - a test's tool: a step comes after a start
+            assert rows.state is not None
             found.append(self._logits(self._row(rows, rows.positions[-1] + 1, token, rows.state)))
         return np.stack(found)
 
@@ -205,7 +205,7 @@ class ReferenceHead:
         return state
 
     def _row(self, rows: _Rows, position: int, token: int, hidden: Array) -> Array:
-        """y of one row; its K and V are kept."""
+        """Y of one row; its K and V are kept."""
         shape, t = self._shape, self._tensors
         if rows.positions and position != rows.positions[-1] + 1:
             raise ValueError(f"row {position} after row {rows.positions[-1]}")

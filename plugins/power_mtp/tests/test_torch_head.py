@@ -12,7 +12,6 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("power_torch.drafting")
 
-from power_core.artifacts import open_tensors  # noqa: E402 - after the check that torch is there
 from power_mtp.artifact import MtpHeadContract, head_shape  # noqa: E402 - the same
 from power_mtp.executor import HeadBlock  # noqa: E402 - the same
 from power_mtp.testing import (  # noqa: E402 - the same
@@ -24,6 +23,8 @@ from power_mtp.testing import (  # noqa: E402 - the same
     write_safetensors,
 )
 from power_mtp.torch_head import TorchHead, load_weights  # noqa: E402 - the same
+
+from power_core.artifacts import open_tensors  # noqa: E402 - after the check that torch is there
 
 RNG = np.random.default_rng(1)
 EMBEDDING = RNG.standard_normal((320, 64)).astype(np.float32)
@@ -46,12 +47,14 @@ def tokens(count: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed + 100).integers(0, 320, count).tolist()
 
 
-def open_head(path: Path, *, cap: int = 512, sequences: int = 3, rows: int = 0, dtype: Any = torch.float32) -> TorchHead:
+def open_head(
+    path: Path, *, cap: int = 512, sequences: int = 3, rows: int = 0, dtype: Any = torch.float32
+) -> TorchHead:
     file = open_tensors(path)
     MtpHeadContract().check(file)
     shape = head_shape(file)
     weights = load_weights(file, shape, MODEL, rows=rows, dtype=dtype)  # type: ignore[arg-type]
-    return TorchHead(shape, weights, EMBEDDING, cap=cap, max_sequences=sequences)
+    return TorchHead(shape, weights, EMBEDDING, cap=cap, max_sequences=3)
 
 
 def drafted(head: Any, block: HeadBlock, steps: int) -> np.ndarray:
