@@ -128,10 +128,10 @@ def _json_object(path: Path, data: bytes, what: str) -> dict[str, Any]:
     """A JSON object without a doubt: no key twice, no NaN."""
     try:
         value = json.loads(data.decode(), object_pairs_hook=_unique_keys, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as exc:  # broken UTF-8 and broken JSON; nested too deeply
-        refuse(
-            path, f"{what} is not JSON: {exc:.120}" if isinstance(exc, ValueError) else f"{what} is nested too deeply"
-        )
+    except ValueError as exc:  # broken UTF-8 and broken JSON
+        refuse(path, f"{what} is not JSON: {str(exc)[:160]}", fix=DOWNLOAD_AGAIN)
+    except RecursionError:
+        refuse(path, f"{what} is nested too deeply", fix=DOWNLOAD_AGAIN)
     if not isinstance(value, dict):
         refuse(path, f"{what} is no JSON object", got=type(value).__name__, expected="an object", fix=DOWNLOAD_AGAIN)
     return value
