@@ -7,6 +7,7 @@ from collections.abc import Sequence as Many
 import numpy as np
 import torch
 from attrs import frozen
+from numpy.typing import NDArray
 from torch import Tensor
 
 from power_train.dataset import Dataset, Sequence
@@ -120,7 +121,7 @@ def load_batch(dataset: Dataset, sequences: Many[Sequence]) -> Batch:
     )
 
 
-def _floats(bits: np.ndarray) -> Tensor:  # type: ignore[type-arg]  # a memory map of uint16
+def _floats(bits: NDArray[np.uint16]) -> Tensor:
     return torch.from_numpy(np.array(bits).view(np.int16)).view(torch.bfloat16)
 
 
@@ -149,7 +150,7 @@ class Batches:
         items = [self._sequences[i] for i in self._order[index]]
         return load_batch(self._dataset, items), np.random.default_rng((self._seed, 1, step))
 
-    def _ordered(self, epoch: int) -> np.ndarray:  # type: ignore[type-arg]  # of int64
+    def _ordered(self, epoch: int) -> NDArray[np.int64]:
         rng = np.random.default_rng((self._seed, 0, epoch))
         order = rng.permutation(len(self._sequences))[: self.epoch_steps * self._size]
         lengths = np.array([self._sequences[i].length for i in order])

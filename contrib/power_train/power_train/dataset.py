@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from power_core.errors import ArtifactError
 from power_core.types import JSON
 
-__all__ = ["Dataset", "Sequence", "ShardWriter", "open_dataset", "write_header"]
+__all__ = ["Dataset", "Sequence", "ShardWriter", "num_tokens", "open_dataset", "write_header"]
 
 _RECORD = np.dtype([("prompt", "<i4"), ("tokens", "<i4"), ("prompt_tokens", "<i4"), ("sampled", "<i4")])
 HEADER = "dataset.json"
@@ -153,6 +153,11 @@ def write_header(folder: Path, header: Mapping[str, JSON]) -> None:
     path.write_text(json.dumps(header, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
+def num_tokens(folder: Path) -> int:
+    """Tokens of the finished sequences of *folder*."""
+    return sum(int(np.fromfile(path, _RECORD)["tokens"].sum()) for path in folder.glob("shard-*/sequences.bin"))
+
+
 def open_dataset(folder: Path) -> Dataset:
     """
     Open the text of *folder*.
@@ -172,7 +177,14 @@ def open_dataset(folder: Path) -> Dataset:
         ends = records["tokens"].cumsum()
         rows = int(ends[-1]) if len(ends) else 0
         sequences += [
-            Sequence(shard, int(end - r["tokens"]), int(r["tokens"]), int(r["prompt_tokens"]), int(r["prompt"]), bool(r["sampled"]))
+            Sequence(
+                shard,
+                int(end - r["tokens"]),
+                int(r["tokens"]),
+                int(r["prompt_tokens"]),
+                int(r["prompt"]),
+                bool(r["sampled"]),
+            )
             for end, r in zip(ends, records, strict=True)
         ]
         arrays[0].append(_mapped(part / "tokens.bin", np.int32, (rows,)))

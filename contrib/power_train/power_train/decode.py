@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from power_torch.weights import BlockWeights, ModelWeights
 from torch.nn.functional import linear, rms_norm, silu
 
 from power_core.errors import CapabilityError
-from power_torch.weights import BlockWeights, ModelWeights
 from power_train.attention import decode_attention
 
 __all__ = ["BatchDecoder"]
@@ -94,7 +94,7 @@ class BatchDecoder:
         hparams = self.weights.hparams
         y = rms_norm(x, (hparams.hidden_size,), block.attn_norm, hparams.norm_epsilon).bfloat16()
         qkv = linear(y, block.attn_qkv).float()
-        q, k, v = qkv.split((hparams.query_size, hparams.kv_size, hparams.kv_size), -1)
+        q, k, v = torch.split(qkv, [hparams.query_size, hparams.kv_size, hparams.kv_size], -1)
         heads, dim = hparams.num_kv_heads, hparams.head_dim
         q = q.view(self.slots, heads, -1, dim)
         k = k.view(self.slots, heads, 1, dim)

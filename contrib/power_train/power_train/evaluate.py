@@ -7,7 +7,8 @@ tells how much of each proposal a greedy target would accept; rounds are then re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence as Many
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Many
 
 import torch
 from attrs import frozen
@@ -54,21 +55,25 @@ class Acceptance:
 def drafts_of(module: BlockDrafter | MtpDrafter, vocabulary: DraftVocabulary, matrix: Tensor) -> Drafts:
     """How *module* proposes, greedily, with the text's own tokens as the ones before."""
 
-    def block(batch: Batch, anchors: Tensor, k: int) -> Tensor:
-        hidden = module.hidden(batch.features, batch.tokens, anchors, module.shape.block)[:, :, module.first_row :][:, :, :k]
-        index = (anchors[..., None] + torch.arange(hidden.shape[2])).clamp(max=batch.tokens.shape[1] - 1)
-        previous = batch.tokens.gather(1, index.flatten(1)).view_as(index)
-        if module.shape.kind == "dspark":
-            return vocabulary.ids[_best(module.markov(hidden, previous), matrix)]
-        if module.shape.kind == "dflash2":
-            return vocabulary.ids[_walk(module, hidden, previous, matrix)]
-        return vocabulary.ids[_best(hidden, matrix)]
+    def drafts(batch: Batch, anchors: Tensor, k: int) -> Tensor:
+        if isinstance(module, MtpDrafter):
+            states = torch.stack(module.passes(batch.features, batch.tokens, anchors, k), 2)
+            return vocabulary.ids[_best(states, matrix)]
+        return vocabulary.ids[_block_rows(module, batch, anchors, matrix)[:, :, :k]]
 
-    def chain(batch: Batch, anchors: Tensor, k: int) -> Tensor:
-        states = torch.stack(module.passes(batch.features, batch.tokens, anchors, k), 2)
-        return vocabulary.ids[_best(states, matrix)]
+    return drafts
 
-    return chain if isinstance(module, MtpDrafter) else block
+
+def _block_rows(module: BlockDrafter, batch: Batch, anchors: Tensor, matrix: Tensor) -> Tensor:
+    """int64[n, blocks, proposals]: the matrix rows a block drafter proposes."""
+    hidden = module.hidden(batch.features, batch.tokens, anchors, module.shape.block)[:, :, module.first_row :]
+    index = (anchors[..., None] + torch.arange(hidden.shape[2])).clamp(max=batch.tokens.shape[1] - 1)
+    previous = batch.tokens.gather(1, index.flatten(1)).view_as(index)
+    if module.shape.kind == "dspark":
+        return _best(module.markov(hidden, previous), matrix)
+    if module.shape.kind == "dflash2":
+        return _walk(module, hidden, previous, matrix)
+    return _best(hidden, matrix)
 
 
 def _best(states: Tensor, matrix: Tensor) -> Tensor:
@@ -84,9 +89,7 @@ def _walk(module: BlockDrafter, hidden: Tensor, previous: Tensor, matrix: Tensor
 
 
 @torch.no_grad()
-def measure(
-    drafts: Drafts, dataset: Dataset, sequences: Many[Sequence], draft_max: Many[int]
-) -> dict[int, Acceptance]:
+def measure(drafts: Drafts, dataset: Dataset, sequences: Many[Sequence], draft_max: Many[int]) -> dict[int, Acceptance]:
     """Replay *sequences* with each K of *draft_max*; only greedy ones say anything about a greedy target."""
     lengths = [found for part in _batched(sequences) for found in _lengths(drafts, dataset, part, max(draft_max))]
     return {k: _replay(lengths, k) for k in draft_max}

@@ -76,13 +76,30 @@ def _block(module: BlockDrafter, trainable: Trainable) -> dict[str, Tensor]:
 
 def _settings(module: BlockDrafter | MtpDrafter, context: int, tokenizer_sha256: str) -> Settings:
     shape = module.shape
+    selects = shape.kind == "dflash2"
     return Settings(
-        kind=shape.kind, hidden=shape.hidden, ffn=shape.ffn, heads=shape.heads, kv_heads=shape.kv_heads,
-        head_dim=shape.head_dim, blocks=1, epsilon=shape.epsilon, rope_base=shape.rope_base,
-        vocab=len(module.embedding), context=context, layers=shape.layers, block_size=shape.block,
-        mask_id=shape.mask_id, tokenizer_sha256=tokenizer_sha256, from_anchor=shape.kind == "dspark",
-        has_confidence=shape.kind == "dspark", rank=shape.rank if shape.kind == "dflash2" else 0, top_k=shape.top_k, kernel=shape.kernel, group=shape.group,
-    )  # fmt: skip
+        kind=shape.kind,
+        hidden=shape.hidden,
+        ffn=shape.ffn,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        blocks=1,
+        epsilon=shape.epsilon,
+        rope_base=shape.rope_base,
+        vocab=len(module.embedding),
+        context=context,
+        layers=shape.layers,
+        block_size=shape.block,
+        mask_id=shape.mask_id,
+        tokenizer_sha256=tokenizer_sha256,
+        from_anchor=shape.kind == "dspark",
+        has_confidence=shape.kind == "dspark",
+        rank=shape.rank if selects else 0,
+        top_k=shape.top_k,
+        kernel=shape.kernel,
+        group=shape.group,
+    )
 
 
 def _array(value: Tensor) -> NDArray[np.generic]:

@@ -61,7 +61,7 @@ def head_loss(
     variation: float = 0.0,
 ) -> HeadResult:
     """
-    Cross-entropy, and DSpark's total variation to the target's distribution:
+    Cross-entropy, and DSpark's total variation to the target's distribution, with their gradient.
 
         L = sum_i w_i [ (1 - a) * -log q_i(x_i)  +  a * sum_v |p_i(v) - q_i(v)| ] / sum_i w_i
 
@@ -78,7 +78,10 @@ def head_loss(
         variation: a; 0 without *target_states*.
     """
     weights = weights * (labels != IGNORED)
-    loss, entropy, acceptance, hits = _HeadLoss.apply(states, labels, weights, matrix, target_states, variation)
+    outputs: tuple[Tensor, Tensor, Tensor, Tensor] = _HeadLoss.apply(  # type: ignore[no-untyped-call]  # torch's own
+        states, labels, weights, matrix, target_states, variation
+    )
+    loss, entropy, acceptance, hits = outputs
     return HeadResult(loss, float(entropy), acceptance, hits)
 
 

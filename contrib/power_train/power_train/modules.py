@@ -18,8 +18,6 @@ from torch.nn.functional import linear, pad, rms_norm, silu
 
 __all__ = ["BlockDrafter", "DrafterShape", "MtpDrafter", "block_drafter_parts"]
 
-FFN_OUT = "down"
-
 
 @frozen
 class DrafterShape:
@@ -95,6 +93,11 @@ class Rotary:
         return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).bfloat16()
 
 
+def split_heads(x: Tensor, heads: int, dim: int) -> Tensor:
+    """[..., heads * dim] as [..., heads, dim]."""
+    return x.view(*x.shape[:-1], heads, dim)
+
+
 class Layer(nn.Module):
     """One decoder layer's weights and its parts; how rows attend is the drafter's affair."""
 
@@ -116,15 +119,15 @@ class Layer(nn.Module):
 
     def queries(self, x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
         """Rotated [..., heads, dim] of normalized rows."""
-        q = apply(x, self.q).float().unflatten(-1, (self.shape.heads, self.shape.head_dim))
+        q = split_heads(apply(x, self.q).float(), self.shape.heads, self.shape.head_dim)
         return Rotary.rotate(rms_norm(q, (self.shape.head_dim,), self.q_norm, self.shape.epsilon), tables)
 
     def keys_values(self, x: Tensor, tables: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Rotated keys and values [..., kv_heads, dim] of normalized rows."""
-        heads = (self.shape.kv_heads, self.shape.head_dim)
-        k = apply(x, self.k).float().unflatten(-1, heads)
+        heads = self.shape.kv_heads, self.shape.head_dim
+        k = split_heads(apply(x, self.k).float(), *heads)
         k = Rotary.rotate(rms_norm(k, (self.shape.head_dim,), self.k_norm, self.shape.epsilon), tables)
-        return k, apply(x, self.v).unflatten(-1, heads)
+        return k, split_heads(apply(x, self.v), *heads)
 
     def feed_forward(self, x: Tensor) -> Tensor:
         return apply(silu(apply(x, self.gate)) * apply(x, self.up), self.down)
@@ -151,7 +154,8 @@ class Convolution(nn.Module):
 
     def coefficients(self, x: Tensor) -> Tensor:
         """[..., rows, 2, kernel, groups]."""
-        return apply(x, self.projection).float().unflatten(-1, (2, self.kernel, -1))
+        taps = apply(x, self.projection).float()
+        return taps.view(*x.shape[:-1], 2, self.kernel, -1)
 
     def convolve(self, x: Tensor, coefficients: Tensor, side: int) -> Tensor:
         rows = x.shape[-2]
@@ -182,7 +186,9 @@ def attend(
     kv_heads, length = context[0].shape[2], context[0].shape[1]
     group = heads // kv_heads
     scale = dim**-0.5
-    grouped = q.unflatten(3, (kv_heads, group)).permute(0, 3, 1, 4, 2, 5)  # [n, kv, blocks, group, rows, dim]
+    grouped = q.view(n, blocks, rows, kv_heads, group, dim).permute(
+        0, 3, 1, 4, 2, 5
+    )  # [n, kv, blocks, group, rows, dim]
     flat = grouped.reshape(n, kv_heads, blocks * group * rows, dim)
     keys, values = (part.permute(0, 2, 1, 3) for part in context)
     far = (flat @ keys.transpose(-1, -2)).view(n, kv_heads, blocks, group * rows, length).float() * scale
@@ -224,6 +230,7 @@ class BlockDrafter(nn.Module):
         self.shape = shape
         self.embedding = embedding
         self.rotary = Rotary(shape.rope_base, shape.head_dim)
+        self.feature_scale: Tensor
         self.register_buffer("feature_scale", feature_scale)
         count = len(shape.layers)
         self.fc = nn.ParameterList([matrix(shape.hidden, shape.hidden, generator, count**-0.5) for _ in range(count)])
@@ -333,6 +340,7 @@ class MtpDrafter(nn.Module):
         self.shape = shape
         self.embedding = embedding
         self.rotary = Rotary(shape.rope_base, shape.head_dim)
+        self.feature_scale: Tensor
         self.register_buffer("feature_scale", feature_scale)
         count = len(shape.layers)
         self.feature_fc = nn.ParameterList(

@@ -76,7 +76,11 @@ class Objective:
         if isinstance(self._module, MtpDrafter):
             return self._mtp(self._module, batch, anchors)
         is_short = rng.random() < self._options.short_share
-        rows = min(_SHORT_ROWS + self._module.first_row, self._module.shape.block) if is_short else self._module.shape.block
+        rows = (
+            min(_SHORT_ROWS + self._module.first_row, self._module.shape.block)
+            if is_short
+            else self._module.shape.block
+        )
         return self._block(self._module, batch, anchors, rows)
 
     def _block(self, module: BlockDrafter, batch: Batch, anchors: Tensor, rows: int) -> StepResult:
@@ -119,7 +123,7 @@ class Objective:
         The rest of the vocabulary would be most of a step's arithmetic and next to none of its gradient: measured,
         drafters trained so lose nothing when all rows are back.
         """
-        rare = labels[labels >= _ALWAYS].unique()
+        rare = torch.unique(labels[labels >= _ALWAYS])
         rows = torch.cat((torch.arange(min(_ALWAYS, len(self._matrix))), rare))
         near = torch.where(labels >= _ALWAYS, _ALWAYS + torch.searchsorted(rare, labels), labels)
         return head_loss(
@@ -146,7 +150,7 @@ def _gathered(values: Tensor, index: Tensor) -> Tensor:
 
 def _confidence_loss(logits: Tensor, acceptance: Tensor, weights: Tensor, labels: Tensor) -> Tensor:
     """
-    DSpark's confidence term, binary cross-entropy to the rate at which the target would accept:
+    DSpark's confidence term, binary cross-entropy to the rate at which the target would accept.
 
         L_conf = sum_i w_i BCE(c_i, 1 - TV(p_i, q_i)) / sum_i w_i
     """

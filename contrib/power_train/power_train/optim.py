@@ -120,4 +120,5 @@ def _orthogonal(gradient: Tensor, iterations: int) -> Tensor:
     for _ in range(iterations):
         squares = x @ x.T
         x = a * x + (b * squares + c * squares @ squares) @ x
-    return x.T if is_tall else x
+    result: Tensor = x.T if is_tall else x
+    return result

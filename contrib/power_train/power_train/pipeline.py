@@ -9,13 +9,14 @@ from typing import Protocol
 
 import torch
 from attrs import asdict, frozen
+from power_torch.weights import load_weights
 
 from power_core.artifacts.admission import write_manifest
 from power_core.artifacts.contract import ArtifactContract, Provenance
 from power_core.target import TargetModel
-from power_torch.weights import ModelWeights, load_weights
+from power_core.types import JSON
 from power_train.batches import split
-from power_train.dataset import Dataset, Sequence, open_dataset, write_header
+from power_train.dataset import Dataset, Sequence, num_tokens, open_dataset, write_header
 from power_train.evaluate import drafts_of, measure
 from power_train.export import exported
 from power_train.generate import GenerateOptions, generate
@@ -28,7 +29,8 @@ from power_train.write import Quantization, write_gguf, write_safetensors
 __all__ = ["DRAFT_MAX", "Plan", "Progress", "run"]
 
 DRAFT_MAX = (1, 3, 5, 7)
-_GENERATING_SHARE = 0.5  # of the time given; the rest is for training
+_STEPS = "steps"
+_GENERATING_SHARE = 0.5  # of the time given, where text is missing; the rest is for training
 
 
 class Progress(Protocol):
@@ -54,6 +56,7 @@ class Plan:
         path: File of the target.
         text: Files with prompts.
         out: Folder of the run.
+        data: Folder of the text; several drafters can share one.
         minutes: Time for generation and training together.
         steps: Optimizer steps instead of a time.
         tokens: Most tokens of text.
@@ -73,6 +76,7 @@ class Plan:
     path: Path
     text: tuple[Path, ...]
     out: Path
+    data: Path
     minutes: float
     steps: int | None
     tokens: int
@@ -105,7 +109,8 @@ def run(plan: Plan, model: TargetModel, contracts: Mapping[str, ArtifactContract
         PowerError: What is wrong with the prompts, the target or the folder.
     """
     torch.set_num_threads(plan.threads)
-    dataset = _text(plan, model, progress)
+    plan.out.mkdir(parents=True, exist_ok=True)
+    dataset, minutes = _text(plan, model, progress)
     weights = load_weights(plan.path, torch.bfloat16)
     trained, held_out = split(dataset)
     mask_id = mask_token(model.tokenizer, weights.token_embd)
@@ -115,7 +120,7 @@ def run(plan: Plan, model: TargetModel, contracts: Mapping[str, ArtifactContract
     def made() -> Trainable:
         return make_trainable(shape, weights, dataset, trained, draft_vocab=plan.draft_vocab, seed=plan.seed)
 
-    options = TrainOptions(_steps(plan, made, dataset, trained, progress), plan.seed, plan.sequences)
+    options = TrainOptions(_steps(plan, minutes, made, dataset, trained, progress), plan.seed, plan.sequences)
     trainable = made()
     result = train(
         trainable, dataset, trained, options, plan.out / "checkpoint.pt",
@@ -143,40 +148,63 @@ def run(plan: Plan, model: TargetModel, contracts: Mapping[str, ArtifactContract
     ]  # fmt: skip
 
 
-def _text(plan: Plan, model: TargetModel, progress: Progress) -> Dataset:
-    """The run's dataset, generated as far as tokens and time allow."""
-    folder, identity = plan.out / "text", model.identity
+def _text(plan: Plan, model: TargetModel, progress: Progress) -> tuple[Dataset, float]:
+    """The run's text, written as far as tokens and time allow, and the minutes that are left for training."""
+    identity = model.identity
     options = GenerateOptions(
-        model=plan.path, layers=default_layers(identity.num_layers), end_ids=tuple(sorted(model.tokenizer.end_ids)),
-        seed=plan.seed, slots=plan.slots, processes=plan.processes, tokens=plan.tokens,
+        model=plan.path,
+        layers=default_layers(identity.num_layers),
+        end_ids=tuple(sorted(model.tokenizer.end_ids)),
+        seed=plan.seed,
+        slots=plan.slots,
+        processes=plan.processes,
+        tokens=plan.tokens,
         seconds=None if plan.steps is not None else plan.minutes * 60 * _GENERATING_SHARE,
-    )  # fmt: skip
-    longest = options.capacity - options.max_new
-    prompts = encode_prompts(read_prompts(plan.text), model.tokenizer, longest=longest)
+    )
+    write_header(plan.data, _header(plan, model, options))
+    found = num_tokens(plan.data)
+    if found and (found >= plan.tokens or (plan.out / _STEPS).exists()):  # or training has begun: its text stays
+        return open_dataset(plan.data), plan.minutes
+    prompts = encode_prompts(read_prompts(plan.text), model.tokenizer, longest=options.capacity - options.max_new)
     order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(plan.seed)).tolist()
-    write_header(folder, {
-        "format": 1, "target": asdict(identity), "hidden_size": identity.hidden_size, "layers": list(options.layers),
-        "end_ids": list(options.end_ids), "seed": plan.seed, "text_sha256": text_digest(plan.text),
-        "max_new": options.max_new, "max_question": options.max_question, "capacity": options.capacity,
-        "sampled_share": options.sampled_share, "temperature": options.temperature, "top_k": options.top_k,
-        "slots": options.slots, "processes": options.processes,
-    })  # fmt: skip
-    if (plan.out / "steps").exists():  # training has begun: its text stays as it is
-        return open_dataset(folder)
     progress.note(f"{len(prompts)} prompts; {options.processes} processes write text")
-    generate([prompts[i] for i in order], options, folder, lambda tokens: progress.generating(tokens, options.tokens))
-    return open_dataset(folder)
+    generate(
+        [prompts[i] for i in order], options, plan.data, lambda tokens: progress.generating(tokens, options.tokens)
+    )
+    return open_dataset(plan.data), plan.minutes * (1 - _GENERATING_SHARE)
 
 
-def _steps(plan: Plan, made: Callable[[], Trainable], dataset: Dataset, trained: Many[Sequence], progress: Progress) -> int:
+def _header(plan: Plan, model: TargetModel, options: GenerateOptions) -> dict[str, JSON]:
+    """What decides the text, besides time."""
+    return {
+        "format": 1,
+        "target": asdict(model.identity),
+        "text_sha256": text_digest(plan.text),
+        "hidden_size": model.identity.hidden_size,
+        "layers": list(options.layers),
+        "end_ids": list(options.end_ids),
+        **{
+            name: getattr(options, name)
+            for name in ("seed", "max_new", "max_question", "capacity", "sampled_share", "temperature", "top_k")
+        },
+    }
+
+
+def _steps(
+    plan: Plan,
+    minutes: float,
+    made: Callable[[], Trainable],
+    dataset: Dataset,
+    trained: Many[Sequence],
+    progress: Progress,
+) -> int:
     """Steps of the run, decided once: from the time given and the pace of this machine."""
-    path = plan.out / "steps"
+    path = plan.out / _STEPS
     if not path.exists():
         steps = plan.steps
         if steps is None:
-            probe = TrainOptions(1000, plan.seed, plan.sequences)
-            pace = measured_pace(made(), dataset, list(trained), probe)
-            steps = max(1, int(plan.minutes * 60 * (1 - _GENERATING_SHARE) / pace))
+            pace = measured_pace(made(), dataset, list(trained), TrainOptions(1000, plan.seed, plan.sequences))
+            steps = max(1, int(minutes * 60 / pace))
             progress.note(f"{pace:.2f} s a step: {steps} steps")
         path.write_text(f"{steps}\n", encoding="utf-8")
     return int(path.read_text(encoding="utf-8"))

@@ -109,7 +109,7 @@ def encode_prompts(prompts: Sequence[Prompt], tokenizer: Tokenizer, *, longest: 
             closing = [*tokenizer.encode(prompt.closing, add_special=False), *after]
         else:
             tokens, closing = _whole(prompt.text, tokenizer), []
-        if 0 < len(tokens) and len(tokens) + len(closing) <= longest:
+        if len(tokens) > 0 and len(tokens) + len(closing) <= longest:
             encoded.append(EncodedPrompt(tuple(tokens), tuple(closing), index))
     return encoded
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Mapping, Sequence as Many
+from collections.abc import Mapping
+from collections.abc import Sequence as Many
 from importlib.metadata import version
 from pathlib import Path
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 from attrs import evolve, frozen
+from power_torch.hparams import HyperParameters
+from power_torch.weights import ModelWeights
 from torch import Tensor
 
 from power_core.errors import CapabilityError
 from power_core.target import Tokenizer
 from power_core.types import TokenId
-from power_torch.hparams import HyperParameters
-from power_torch.weights import ModelWeights
 from power_train.batches import DraftVocabulary, draft_vocabulary, feature_scale
 from power_train.dataset import Dataset, Sequence
 from power_train.modules import BlockDrafter, DrafterShape, MtpDrafter
@@ -65,7 +65,13 @@ def mask_token(tokenizer: Tokenizer, embedding: Tensor) -> TokenId:
 
 
 def drafter_shape(
-    kind: str, hparams: HyperParameters, layers: tuple[int, ...], mask_id: TokenId, *, ffn: int | None, block: int | None
+    kind: str,
+    hparams: HyperParameters,
+    layers: tuple[int, ...],
+    mask_id: TokenId,
+    *,
+    ffn: int | None,
+    block: int | None,
 ) -> DrafterShape:
     """
     Sizes of a drafter of *kind*: heads and widths are the target's.

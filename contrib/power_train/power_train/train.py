@@ -40,8 +40,8 @@ class TrainOptions:
     steps: int
     seed: int = 0
     sequences: int = 8
-    objective: ObjectiveOptions = ObjectiveOptions()
-    optim: OptimOptions = OptimOptions()
+    objective: ObjectiveOptions = field(factory=ObjectiveOptions)
+    optim: OptimOptions = field(factory=OptimOptions)
 
 
 @frozen

@@ -60,9 +60,7 @@ def write_safetensors(folder: Path, drafter: Drafter) -> Path:
     """
     folder.mkdir(parents=True, exist_ok=True)
     kind = drafter.settings.kind
-    tensors = {
-        published_name(name, kind): _half(value) for name, value in drafter.tensors.items()
-    }
+    tensors = {published_name(name, kind): _half(value) for name, value in drafter.tensors.items()}
     path = folder / "model.safetensors"
     save_file(tensors, path, metadata={"format": "pt"})
     config = json.dumps(_config(drafter.settings, drafter.tensors), indent=2) + "\n"
@@ -167,7 +165,7 @@ def _add_keys(writer: GGUFWriter, settings: Settings) -> None:
             writer.add_string(f"{prefix}.tokenizer_sha256", settings.tokenizer_sha256)
         return
     count("block_size", settings.block_size)
-    writer.add_bool(f"{prefix}.attention.causal", False)  # noqa: FBT003 - the writer's signature
+    writer.add_bool(f"{prefix}.attention.causal", False)
     writer.add_array(f"{prefix}.target_layers", [layer + 1 for layer in settings.layers])  # a block's input
     writer.add_tokenizer_model("none")
     writer.add_mask_token_id(settings.mask_id)
