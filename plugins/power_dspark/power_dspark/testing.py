@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from power_core.artifacts import TensorFile
 from power_dspark.artifact import draft_ids, read_header
+from power_dspark.executor import Drafted
 from power_dspark.header import Header, tensor_names
 from power_dspark.layout import published_name
 
-__all__ = ["NumpyDspark", "Reference", "published_config", "save_published"]
+__all__ = ["NumpyDspark", "Reference", "assert_follows", "published_config", "save_published"]
 
 Array = NDArray[np.float64]
 
@@ -116,6 +117,27 @@ class NumpyDspark:
         cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
         a, b = x[..., :half], x[..., half:]
         return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+
+
+def assert_follows(drafted: Drafted, expected: Reference, *, atol: float = 2e-5, decided: float = 0.0) -> None:
+    """
+    Assert that an executor's answer is that of the reference.
+
+    Args:
+        drafted: The answer.
+        expected: The reference's.
+        atol: What confidences and chances may differ by.
+        decided: Compare up to the first token that leads the second by less than this: rounding may swap the two.
+    """
+    leads = [np.diff(np.sort(row)[-2:])[0] for row in expected.logits]
+    count = next((i for i, lead in enumerate(leads) if lead < decided), len(leads))
+    assert list(drafted.tokens[:count]) == expected.tokens[:count]
+    assert (drafted.confidences is None) == (expected.confidences is None)
+    if drafted.confidences is not None and expected.confidences is not None:
+        np.testing.assert_allclose(drafted.confidences[:count], expected.confidences[:count], atol=atol)
+    for chance, row in zip((drafted.chances or ())[:count], expected.logits[:count], strict=bool(drafted.chances)):
+        second, first = np.sort(np.exp(row - row.max()) / np.exp(row - row.max()).sum())[-2:]
+        np.testing.assert_allclose([chance.top, chance.gap], [first, first - second], atol=atol)
 
 
 def published_config(header: Header) -> dict[str, Any]:
