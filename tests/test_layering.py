@@ -13,7 +13,7 @@ CORE = ROOT / "power_core"
 # Leaves first. A module may import those on lines above it; modules of one line may import each other.
 LAYERS = [
     {"errors", "types"},
-    {"shapes"},
+    {"host", "shapes"},
     {"hookspecs", "structuring"},
     {"capabilities", "log", "models", "target"},
     {"draft_context", "drafter", "prefix", "request"},
@@ -27,13 +27,16 @@ LAYERS = [
 PACKAGES = sorted(path.parent for path in ROOT.glob("*/power_*/power_*/__init__.py"))
 
 
-def imported(file: Path, *, types_too: bool = False) -> Iterator[tuple[str, str]]:
-    """(module, name) of every import of the file; of those for type checkers only where *types_too*."""
+def imported(file: Path, *, types_too: bool = False, inner: bool = True) -> Iterator[tuple[str, str]]:
+    """(module, name) of every import of the file; for type checkers only where *types_too*, in functions if *inner*."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     skipped: set[ast.AST] = set()
     for node in ast.walk(tree):
         if not types_too and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             skipped |= {child for statement in node.body for child in ast.walk(statement)}
+    if not inner:
+        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        skipped |= {child for function in functions for child in ast.walk(function)}
     for node in ast.walk(tree):
         if node in skipped:
             continue
@@ -101,9 +104,25 @@ def test_plugins_import_public_names_of_the_core(package: Path) -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
-def test_plugins_import_no_other_plugin(package: Path) -> None:
-    """Each can be installed without the others."""
+def test_plugins_need_no_other_plugin(package: Path) -> None:
+    """Each can be installed without the others: what its entry point imports at once is its own, or the core's."""
     others = {other.name for other in PACKAGES} - {package.name}
-    files = package.rglob("*.py")
-    wrong = [(file.name, module) for file in files for module, _ in imported(file) if module.split(".")[0] in others]
+    waiting, seen = [f"{package.name}.plugin"], set()
+    while waiting:
+        module = waiting.pop()
+        file = package.parent.joinpath(*module.split(".")).with_suffix(".py")
+        if module in seen or not file.exists():
+            continue
+        seen.add(module)
+        names = set(imported(file, inner=False))
+        assert not {name for name, _ in names if name.split(".")[0] in others}, module
+        waiting += [full for name, part in names for full in (name, f"{name}.{part}") if full.startswith(package.name)]
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
+def test_plugins_import_public_names_of_other_plugins(package: Path) -> None:
+    """What one uses of another where it is installed is that one's interface."""
+    others = {other.name for other in PACKAGES} - {package.name}
+    imports = [(file.name, module, name) for file in package.rglob("*.py") for module, name in imported(file)]
+    wrong = [each for each in imports if each[1].split(".")[0] in others and "._" in f"{each[1]}.{each[2]}"]
     assert wrong == []
