@@ -14,6 +14,8 @@ from unittest.mock import Mock
 import attrs
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from artifacts.conftest import Admit
 from artifacts.toy import CONTRACTS, ORIGIN, VOCAB, ToyContract, head, write_gguf, write_safetensors
@@ -278,3 +280,18 @@ def test_a_manifest_has_one_byte_form(admit_toy: Admit, store: Path) -> None:
     document = manifest_json(manifest)
     assert document["schema"] == "power.artifact/1"
     assert document["digest"] == digest({"schema": document["schema"], "body": document["body"]})
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(place=st.floats(0, 1, exclude_max=True), byte=st.integers(1, 255), name=st.sampled_from(["manifest", "config"]))
+def test_no_changed_byte_is_overlooked(
+    place: float, byte: int, name: str, tmp_path: Path, target: ScriptedTarget
+) -> None:
+    """Whichever byte of a manifest or of a file changes, to whatever: refused in one line, by nothing else."""
+    folder = write_safetensors(tmp_path / "m" / "drafter.safetensors").parent
+    manifest = write_manifest(folder, name="mine", target=target, provenance=ORIGIN, contracts=CONTRACTS)
+    path = folder / f"{name}.json"
+    data = bytearray(path.read_bytes())
+    data[int(place * (len(data) - 1))] ^= byte  # all but the newline at the end
+    path.write_bytes(data)
+    refused(load_artifact, manifest, CONTRACTS, target)
