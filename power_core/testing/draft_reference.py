@@ -8,25 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from power_core.artifacts.gguf import GgufFile
 
-Array = NDArray[np.float64]
+__all__ = ["BlockReference", "LayerReference"]
+
+Array: TypeAlias = NDArray[np.float64]
 
 
 def _norm(values: Array, weight: Array | float, epsilon: float) -> Array:
-    return values / np.sqrt((values**2).mean(axis=-1, keepdims=True) + epsilon) * weight
+    normed: Array = values / np.sqrt((values**2).mean(axis=-1, keepdims=True) + epsilon) * weight
+    return normed
 
 
 def _silu(values: Array) -> Array:
-    return values / (1 + np.exp(-values))
+    return values * _sigmoid(values)
 
 
 def _sigmoid(values: Array) -> Array:
-    return 1 / (1 + np.exp(-values))
+    chances: Array = 1 / (1 + np.exp(-values))
+    return chances
 
 
 def _rope(heads: Array, positions: Array, rotated: int, base: float, sections: Sequence[int] = ()) -> Array:
@@ -54,7 +59,8 @@ def _attend(queries: Array, keys: Array, values: Array, mask: NDArray[np.bool_])
     scores = np.where(mask, scores, -np.inf)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
-    return np.einsum("hqk,khd->qhd", weights, values).reshape(len(queries), -1)
+    mixed: Array = np.einsum("hqk,khd->qhd", weights, values).reshape(len(queries), -1)
+    return mixed
 
 
 class _Weights:

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.util import find_spec
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from power_core.errors import CapabilityError
 from power_llamacpp.config import LlamaCppConfig
 
 if TYPE_CHECKING:
-    from power_core.target import TargetModel
+    from power_core.target import SessionOptions, TargetModel
 
 __all__ = ["tiny_attention", "tiny_hybrid", "tiny_recurrent", "tiny_window"]
 
 
-def tiny_attention(folder: Path) -> TargetModel:
-    """Attention over everything: memory that can be cut anywhere."""
+def tiny_attention(folder: Path) -> tuple[TargetModel, list[SessionOptions]]:
+    """Attention over everything: memory that can be cut anywhere; every block but the last gives its states."""
     from power_core.testing import gguf
 
-    return _loaded(folder, gguf.tiny_llama)
+    model = _loaded(folder, partial(gguf.tiny_llama, layers=4))
+    return model, [_options((0, 2))]
 
 
 def tiny_window(folder: Path) -> TargetModel:
@@ -37,19 +37,23 @@ def tiny_recurrent(folder: Path) -> TargetModel:
     return _loaded(folder, gguf.tiny_recurrent)
 
 
-def tiny_hybrid(folder: Path) -> TargetModel:
-    """Attention and recurrent layers in turn."""
+def tiny_hybrid(folder: Path) -> tuple[TargetModel, list[SessionOptions]]:
+    """Attention and recurrent layers in turn, and a prediction layer whose state is read."""
+    from power_core.draft_context import NEXTN_STATE
     from power_core.testing import gguf
 
-    return _loaded(folder, gguf.tiny_hybrid)
+    model = _loaded(folder, partial(gguf.tiny_hybrid, nextn_layers=1))
+    return model, [_options((NEXTN_STATE, 0))]
+
+
+def _options(hidden_layers: tuple[int, ...]) -> SessionOptions:
+    """What the conformance kit tries targets with, and layers to read."""
+    from power_core.target import SessionOptions
+
+    return SessionOptions(context_size=64, max_sequences=3, max_rows=8, rollback_rows=4, hidden_layers=hidden_layers)
 
 
 def _loaded(folder: Path, write: Callable[[Path], Path], *, swa_full: bool = True) -> TargetModel:
     from power_llamacpp.target import LlamaCppBackend
 
-    if find_spec("gguf") is None:
-        raise CapabilityError(
-            "writing a small GGUF file needs the package gguf", who="llamacpp", plugin="llamacpp",
-            fix="pip install 'power-core[testing]'",
-        )  # fmt: skip
     return LlamaCppBackend(LlamaCppConfig(swa_full=swa_full)).load(write(folder / "tiny.gguf"))

@@ -56,7 +56,9 @@ for path in map(Path, sys.stdin.read().split("\\n")):
     pid = os.fork()
     if pid == 0:
         signal.alarm(20)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        quiet = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(quiet, 1)
+        os.dup2(quiet, 2)
         try:
             draft(path)
         except ArtifactError:

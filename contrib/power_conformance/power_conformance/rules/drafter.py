@@ -12,6 +12,7 @@ from power_conformance.drafting import Draft, Guard, drafting, parts
 from power_conformance.failures import fail, refuse
 from power_conformance.registry import rule
 from power_conformance.subjects import DrafterSubject
+from power_core.draft_context import NEXTN_STATE
 from power_core.drafter import DraftRequest
 from power_core.types import Capability, TokenId
 
@@ -34,11 +35,13 @@ def check_requirements(subject: DrafterSubject) -> None:
     if unknown:
         fail(f"requires the capability {unknown[0]!r}", "one of " + ", ".join(Capability))
     layers = subject.model.identity.num_layers
-    outside = [layer for layer in needs.hidden_layers if not 0 <= layer < layers]
+    outside = [layer for layer in needs.hidden_layers if not 0 <= layer < layers and layer != NEXTN_STATE]
     if outside:
         fail(f"requires the output of block {outside[0]} of {layers}", f"blocks 0 to {layers - 1}")
     if needs.hidden_layers and Capability.HIDDEN_STATES not in needs.capabilities:
         fail(f"requires blocks {needs.hidden_layers} without the capability `hidden-states`", "both")
+    if NEXTN_STATE in needs.hidden_layers and Capability.NEXTN not in needs.capabilities:
+        fail("requires the state of prediction layers without the capability `nextn`", "both")
 
 
 @rule("D-BOUNDS-01", look=_PROPOSE)

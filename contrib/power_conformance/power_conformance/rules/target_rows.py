@@ -183,9 +183,13 @@ def check_hidden_states_are_the_rows_own(subject: TargetSubject) -> None:
 
 
 def _with_hidden(subject: TargetSubject) -> SessionOptions:
-    """Options that ask for the first and the last block, or a refusal where the target has no hidden states."""
+    """
+    Options that ask for the layers the subject names, else for the first and the last block; or a refusal where the
+    target has no hidden states.
+    """
     last = subject.model.identity.num_layers - 1
-    options = evolve(subject.options[0], hidden_layers=tuple(sorted({0, last})))
+    layers = subject.options[0].hidden_layers or tuple(sorted({0, last}))
+    options = evolve(subject.options[0], hidden_layers=layers)
     try:
         with subject.session(options) as session:
             offered = Capability.HIDDEN_STATES in session.capabilities
