@@ -105,13 +105,18 @@ def make_gguf(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A random llama of five blocks, loaded."""
     path = tiny_llama(tmp_path_factory.mktemp("target") / "target.gguf", layers=5)
     with Runtime() as runtime:
         model = runtime._backend(path).load(path)
         yield model
         model.close()
+
+
+@pytest.fixture
+def target(tiny_target: TargetModel) -> TargetModel:
+    return tiny_target
 
 
 @pytest.fixture(scope="session")
