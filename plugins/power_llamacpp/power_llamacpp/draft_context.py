@@ -26,8 +26,6 @@ from power_llamacpp.draft_rows import LlamaCppDraftRows
 
 __all__ = ["LlamaCppDraftContext"]
 
-BATCH_ROWS = 128  # rows of a native decode, at least: prompts are injected in parts of this size
-
 
 @define
 class _Held:

@@ -21,19 +21,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from attrs import define, evolve, field, frozen
+from attrs import define, field, frozen
 from numpy.typing import NDArray
 
 from power_core.draft_context import NEXTN_STATE
-from power_core.errors import BackendError, CapabilityError, ConfigError
+from power_core.errors import BackendError, ConfigError
 from power_core.shapes import ShapeProfile, WidthClass
 from power_core.target import RowBatch, SessionOptions
 from power_core.types import Capability, SeqId
 from power_llamacpp import extension
-from power_llamacpp.config import KvType, LlamaCppConfig
+from power_llamacpp.config import LlamaCppConfig
 from power_llamacpp.context import ContextSettings, NativeContext, NativeModel
-from power_llamacpp.draft_check import DraftKind, check_draft, check_own_layer
-from power_llamacpp.draft_context import BATCH_ROWS, LlamaCppDraftContext
+from power_llamacpp.draft_context import LlamaCppDraftContext
+from power_llamacpp.draft_open import open_draft
 from power_llamacpp.evaluate import Computed, Evaluator
 from power_llamacpp.gguf_file import GgufInfo
 from power_llamacpp.plan import Chain, is_dense, read_chains, refusal, scratch_sequences, widest_gap
@@ -43,7 +43,6 @@ from power_llamacpp.taps import check_hidden_layers
 __all__ = ["Checkpoint", "LlamaCppSession"]
 
 PLUGIN = "llamacpp"
-PLAIN_KV_TYPES = (KvType.F32, KvType.F16, KvType.BF16)  # without flash attention, values cannot be quantized
 
 
 @frozen(eq=False)
@@ -176,30 +175,14 @@ class LlamaCppSession:
             BackendError: llama.cpp cannot load it or make its context.
             CapabilityError: This target, this session or this build of llama.cpp cannot.
         """
-        settings, target = self._context.settings, self._context
-        target.handle  # noqa: B018 - says so where the session is closed
-        facts = check_own_layer(self._info) if path is None else check_draft(path, self._info)
-        extension.require(extension.NEXTN, "draft contexts")
-        if path is None and not self._weights.has_prediction_layers:
-            raise CapabilityError(
-                "the session was opened without the model's prediction layer",
-                plugin=PLUGIN, fix="name NEXTN_STATE in SessionOptions.hidden_layers",
-            )  # fmt: skip
-        is_mtp = facts.kind is DraftKind.MTP
-        weights = self._weights if path is None else NativeModel(path, prediction_layers=is_mtp)
-        own = evolve(
-            settings,
-            context_size=self.context_size + (facts.block_size or 0),  # a block reaches past the last position
+        return open_draft(
+            path,
+            self._info,
+            self._weights,
+            self._context,
+            context_size=self.context_size,
             max_sequences=self.max_sequences,
-            batch_rows=max(BATCH_ROWS, facts.block_size or 0),
-            max_outputs=max(BATCH_ROWS, facts.block_size or 0),
-            flash_attention=False,
-            kv_type=settings.kv_type if settings.kv_type in PLAIN_KV_TYPES else KvType.F16,
-            swa_full=True,
-            rollback_rows=0,
-            hidden_layers=(),
         )
-        return LlamaCppDraftContext(weights, target, own, facts, owns_weights=path is not None)
 
     # Sequences
 
