@@ -25,9 +25,9 @@ class Quantization(StrEnum):
     """
     How a GGUF's matrices are stored. Norms and small vectors are F32 in all of them.
 
-    `q4mix` holds what is looked up or only ranks candidates (output matrix, Markov and selector tables) in 4 bits,
-    the feed-forward in 5 and attention in 8. The matrix that takes the target's features stays F16 in every mix:
-    its columns differ by the scale of the features, hundredfold within a block of 32.
+    `q4mix` holds the output matrix, the feed-forward, and the Markov and selector tables in 4 bits, attention and the
+    fusion of the target's features in 8. Measured on an MTP head for SmolLM2-135M, tokens a target pass at K = 7:
+    1.79 in floats, 1.78 to 1.79 in any mix of 4 and 8 bits.
     """
 
     F32 = "f32"
@@ -43,11 +43,10 @@ _MIX = {
     "markov_w2": GGMLQuantizationType.Q4_0,
     "predecessor": GGMLQuantizationType.Q4_0,
     "successor": GGMLQuantizationType.Q4_0,
-    "gate": GGMLQuantizationType.Q5_1,
-    "up": GGMLQuantizationType.Q5_1,
-    "down": GGMLQuantizationType.Q5_1,
+    "gate": GGMLQuantizationType.Q4_0,
+    "up": GGMLQuantizationType.Q4_0,
+    "down": GGMLQuantizationType.Q4_0,
 }
-_FEATURE_MATRICES = {MTP: "feature_fc"}
 _PLAIN = ("attn_conv_base", "ffn_conv_base", "confidence")  # kernels read these as floats whatever they are
 
 
@@ -60,7 +59,7 @@ def write_safetensors(folder: Path, drafter: Drafter) -> Path:
     """
     folder.mkdir(parents=True, exist_ok=True)
     kind = drafter.settings.kind
-    tensors = {published_name(name, kind): _half(value) for name, value in drafter.tensors.items()}
+    tensors = {published_name(name, kind): _half(name, value) for name, value in drafter.tensors.items()}
     path = folder / "model.safetensors"
     save_file(tensors, path, metadata={"format": "pt"})
     config = json.dumps(_config(drafter.settings, drafter.tensors), indent=2) + "\n"
@@ -68,10 +67,9 @@ def write_safetensors(folder: Path, drafter: Drafter) -> Path:
     return path
 
 
-def _half(value: NDArray[np.generic]) -> NDArray[np.generic]:
-    if value.ndim < 2 or value.dtype.kind != "f":
-        return np.ascontiguousarray(value)
-    return np.ascontiguousarray(value.astype(np.float16))
+def _half(name: str, value: NDArray[np.generic]) -> NDArray[np.generic]:
+    is_plain = value.ndim < 2 or value.dtype.kind != "f" or name.split(".")[-1] in _PLAIN
+    return np.ascontiguousarray(value if is_plain else value.astype(np.float16))
 
 
 def _config(settings: Settings, tensors: Mapping[str, NDArray[np.generic]]) -> dict[str, JSON]:
@@ -113,7 +111,7 @@ def write_gguf(path: Path, drafter: Drafter, quantization: Quantization) -> Path
     writer = GGUFWriter(draft, MTP if settings.kind == MTP else "dflash")
     _add_keys(writer, settings)
     for name, value in drafter.tensors.items():
-        kind = _type_of(name, value, settings.kind, quantization)
+        kind = _type_of(name, value, quantization)
         spelled = gguf_name(name, settings.kind)
         if kind is None:
             writer.add_tensor(spelled, np.ascontiguousarray(value))
@@ -127,16 +125,14 @@ def write_gguf(path: Path, drafter: Drafter, quantization: Quantization) -> Path
     return path
 
 
-def _type_of(
-    name: str, value: NDArray[np.generic], kind: str, quantization: Quantization
-) -> GGMLQuantizationType | None:
+def _type_of(name: str, value: NDArray[np.generic], quantization: Quantization) -> GGMLQuantizationType | None:
     """The type a tensor is stored in; None leaves it as it is."""
     part = name.split(".")[-1]
     if value.dtype.kind != "f" or quantization is Quantization.F32 or value.ndim < 2 or part in _PLAIN:
         return None
-    if quantization is Quantization.F16 or value.shape[-1] % _BLOCK or part == _FEATURE_MATRICES.get(kind, "fc"):
+    if quantization is Quantization.F16 or value.shape[-1] % _BLOCK:
         return GGMLQuantizationType.F16
-    if quantization is Quantization.Q4MIX and part in _MIX and not (part == "gate" and name == "gate"):
+    if quantization is Quantization.Q4MIX and part in _MIX:
         return _MIX[part]
     return GGMLQuantizationType.Q8_0
 
