@@ -27,7 +27,7 @@ from power_core.artifacts.manifest import MANIFEST_FILE, checked_name, manifest_
 from power_core.artifacts.matching import checked_facts, match_contract
 from power_core.artifacts.safetensors_file import CONFIG_FILE
 from power_core.artifacts.tensors import TensorFile, open_tensors
-from power_core.errors import ArtifactError
+from power_core.errors import ArtifactError, PowerError
 from power_core.target import TargetModel
 from power_core.types import TargetIdentity
 
@@ -85,8 +85,13 @@ def admit(
     checked_name(name)
     source = open_tensors(path)
     with store.staged(name) as folder:
-        copy = _copied(source, folder)
-        manifest = manifest_of(copy, name=name, target=target, provenance=provenance, contracts=contracts)
+        copies = _copied(source, folder)
+        try:
+            manifest = manifest_of(copies[0], name=name, target=target, provenance=provenance, contracts=contracts)
+        except PowerError as exc:  # the copy will be gone when somebody reads this
+            names = {str(copy): str(file) for copy, file in zip(copies, source.files, strict=True)}
+            exc.where = names.get(exc.where or "", exc.where)
+            raise
         (folder / MANIFEST_FILE).write_bytes(manifest_bytes(manifest))
     return manifest
 
@@ -238,12 +243,12 @@ def _check_provenance(provenance: Provenance) -> None:
             raise ArtifactError(f"the {what} is {value!r:.40}", who="artifacts", got=value, expected="a text")
 
 
-def _copied(source: TensorFile, folder: Path) -> Path:
-    """Copy the files under plain names; returns the tensor file's."""
-    weights = folder / f"drafter.{source.format}"
-    for file in source.files:
-        shutil.copyfile(file, weights if file == source.path else folder / CONFIG_FILE)
-    return weights
+def _copied(source: TensorFile, folder: Path) -> list[Path]:
+    """Copy the files under plain names, the tensor file first."""
+    names = [f"drafter.{source.format}" if file == source.path else CONFIG_FILE for file in source.files]
+    for file, name in zip(source.files, names, strict=True):
+        shutil.copyfile(file, folder / name)
+    return [folder / name for name in names]
 
 
 def _weights_in(folder: Path) -> Path:

@@ -12,7 +12,7 @@ from power_core.cli.state import State
 
 __all__ = ["plugins"]
 
-_KINDS = ("targets", "strategies", "models", "artifacts", "contracts", "commands")
+_KINDS = ("targets", "strategies", "models", "artifacts", "commands")
 
 
 @click.command()
@@ -45,8 +45,8 @@ def plugins(state: State, as_json: bool) -> None:
 
 def _provided(state: State, plugin: str) -> dict[str, list[str]]:
     registry = state.plugins.registry
-    provided = {kind: [item.name for item in getattr(registry, kind) if item.plugin == plugin] for kind in _KINDS}
-    return {**provided, "artifact_kinds": provided.pop("contracts")}
+    tables = {kind: getattr(registry, kind) for kind in _KINDS} | {"artifact_kinds": registry.contracts}
+    return {kind: [item.name for item in table if item.plugin == plugin] for kind, table in tables.items()}
 
 
 def _print(document: dict[str, Any]) -> None:
