@@ -69,8 +69,8 @@ config.json                 GGUF                                             val
 (``target_layer_ids``)      ``target_layers``                                see below
 (``mask_token_id``)         ``tokenizer.ggml.mask_token_id``                 id of the masked rows
 ``num_target_layers``       (none)                                           optional: blocks of the target
-``tokenizer_sha256``        ``tokenizer_sha256``                             optional: the target tokenizer's digest
-``sample_from_anchor``      ``sample_from_anchor``                           optional: the anchor's row drafts too
+``tokenizer_sha256``        ``power.tokenizer_sha256`` (no prefix)           optional: the target tokenizer's digest
+``sample_from_anchor``      (none)                                           optional: the anchor's row drafts too
 (``conv_kernel_size``)      ``conv_kernel_size``                             DFlash2: T
 (``conv_group_size``)       ``conv_group_size``                              DFlash2: G, a divisor of H
 (``selector_rank``)         ``selector_rank``                                DFlash2: R
@@ -97,6 +97,7 @@ from power_dflash.tensors import check_payload, check_tensors, is_selector
 __all__ = ["BlockContract"]
 
 _TRAIN = "use a drafter that was trained for this target"
+_DSPARK_KEYS = ("dflash.sample_from_anchor", "dflash.has_confidence_head")
 
 
 class BlockContract:
@@ -170,7 +171,8 @@ def _is_dflash(file: TensorFile) -> bool:
     names = {name.removeprefix("model.") for name in file.tensors}
     if file.format == "gguf":
         is_family = file.metadata.get("general.architecture") == "dflash"
-        return is_family and "markov_w1.weight" not in names and "markov_w2.weight" not in names
+        has_keys = any(key in file.metadata for key in _DSPARK_KEYS)
+        return is_family and not has_keys and not names & {"markov_w1.weight", "markov_w2.weight"}
     config = file.metadata
     declared = (
         "dflash_config" in config
@@ -178,8 +180,12 @@ def _is_dflash(file: TensorFile) -> bool:
         or any("DFlash" in str(name) for name in _listed(config.get("architectures")))
         or ("target_layer_ids" in config and "mask_token_id" in config)
     )
+    # DeepSpec's trainer makes DFlash with its DSpark class and a Markov head of rank 0.
+    is_dspark = any("DSpark" in str(name) for name in _listed(config.get("architectures"))) and (
+        config.get("markov_rank") != 0 or bool(config.get("enable_confidence_head"))
+    )
     has_markov = any(name.startswith("markov_head.") for name in names)
-    return declared and {"fc.weight", "hidden_norm.weight"} <= names and not has_markov
+    return declared and {"fc.weight", "hidden_norm.weight"} <= names and not is_dspark and not has_markov
 
 
 def _check_name(file: TensorFile, kind: str) -> None:

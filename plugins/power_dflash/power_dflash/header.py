@@ -126,7 +126,6 @@ def _read_gguf(file: TensorFile, kind: str) -> Header:
     for key, neutral in (
         ("expert_count", 0), ("expert_used_count", 0), ("nextn_predict_layers", 0), ("hyper_connection_count", 0),
         ("attention.causal", False), ("rope.scaling.type", "none"), ("hidden_activation", "silu"),
-        ("has_confidence_head", False),
     ):  # fmt: skip
         keys.absent(key, f"absent or {neutral!r}", neutral)
     for key in ("attention.scale", "attention.value_scale", "rope.scale_linear"):
@@ -156,13 +155,13 @@ def _read_gguf(file: TensorFile, kind: str) -> Header:
         block_size=keys.whole("block_size", 1, _MOST_ROWS),
         mask_id=Keys(file, file.metadata).whole("tokenizer.ggml.mask_token_id", 0, _MOST_IDS),
         target_blocks=tuple(layer - 1 for layer in keys.wholes("target_layers", 1, _MOST_BLOCKS)),
-        anchor_drafts=keys.flag("sample_from_anchor", default=False),
+        anchor_drafts=False,  # llama.cpp takes the key for DSpark's
         selector=_selector(keys, kind),
         embedding_scale=keys.number("embedding_scale", 0, _LARGE, 1.0),
         logit_scale=keys.number("logit_scale", 0, _LARGE, 1.0),
         softcap=keys.number("final_logit_softcapping", 0, _LARGE) if keys.get("final_logit_softcapping") else 0.0,
         target_layers=None,
-        tokenizer_sha256=keys.text("tokenizer_sha256"),
+        tokenizer_sha256=Keys(file, file.metadata).text("power.tokenizer_sha256"),
         has_offsets=False,
     )
 

@@ -68,7 +68,8 @@ def test_no_kind_is_mistaken_for_another(make_gguf, published, tmp_path):
         for path in (gguf, published(gguf, tmp_path / kind)):
             assert match_contract(open_tensors(path), contracts).kind == kind
     spark = open_tensors(tiny_dspark(tmp_path / "spark.gguf"))
-    assert not any(BlockContract(kind).matches(spark) for kind in KINDS)
+    named = open_tensors(make_gguf(DFLASH_V1, overrides={"dflash.has_confidence_head": False}))
+    assert not any(BlockContract(kind).matches(file) for kind in KINDS for file in (spark, named))
     with pytest.raises(ArtifactError, match="not those of a dflash-v1 drafter"):
         BlockContract(DFLASH_V1).check(spark)
 
@@ -99,7 +100,6 @@ def test_no_kind_is_mistaken_for_another(make_gguf, published, tmp_path):
         ("block_size", 1, "a block of one row"),
         ("block_size", None, "block_size is missing"),
         ("attention.causal", True, "attention.causal is True"),
-        ("has_confidence_head", True, "has_confidence_head is True"),
         ("context_length", None, "context_length is missing"),
         ("embedding_length", 32, "has shape"),
         ("feed_forward_length", 64, "has shape"),
@@ -121,7 +121,6 @@ def test_a_key_that_llama_cpp_would_die_of_or_misread_is_refused(kind, key, valu
         ("selector_rank", 4, "has shape"),
         ("conv_group_size", 48, "do not divide 64"),
         ("conv_kernel_size", 2, "has shape"),
-        ("sample_from_anchor", True, "sample_from_anchor is True"),
     ],
 )
 def test_a_lattice_that_does_not_fit_is_refused(key, value, found, make_gguf):
@@ -210,6 +209,19 @@ def test_speculators_ids_are_offsets_and_its_layers_inputs(make_gguf, published,
     assert "d2t[2] is 320" in refusal(late, DFLASH_V1, payload=True)
 
 
+def test_deepspecs_dflash_drafts_from_the_anchors_row_too(make_gguf, published, tmp_path):
+    """Its trainer uses the DSpark class with a Markov head of rank 0, a flat config, and one more token a block."""
+    path = published(
+        make_gguf(DFLASH_V1), tmp_path / "st", architectures=["Qwen3DSparkModel"], markov_rank=0, num_anchors=512,
+        target_layer_ids=[0, 3], mask_token_id=0, dflash_config=None, enable_confidence_head=False,
+    )  # fmt: skip
+    file = open_tensors(path)
+    assert BlockContract(DFLASH_V1).matches(file)
+    assert BlockContract(DFLASH_V1).check(file).block_size == 8
+    spark = attrs.evolve(file, metadata={**file.metadata, "markov_rank": 256})
+    assert not BlockContract(DFLASH_V1).matches(spark)
+
+
 @pytest.mark.parametrize(
     ("changes", "found"),
     [
@@ -221,7 +233,7 @@ def test_speculators_ids_are_offsets_and_its_layers_inputs(make_gguf, published,
 )
 def test_a_drafter_of_another_target_is_refused(changes, found, make_gguf):
     """Sizes, layers and the tokenizer's content bind a file to its target."""
-    file = open_tensors(make_gguf(DFLASH_V1, overrides={"dflash.tokenizer_sha256": "a" * 64}))
+    file = open_tensors(make_gguf(DFLASH_V1, overrides={"power.tokenizer_sha256": "a" * 64}))
     contract = BlockContract(DFLASH_V1)
     contract.check_target(file, contract.check(file), fake_target())
     with pytest.raises(ArtifactError) as caught:
