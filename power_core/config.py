@@ -18,6 +18,7 @@ import platformdirs
 from attrs import field, frozen
 
 from power_core.errors import ConfigError, PowerError, RequestError
+from power_core.host import parse_cores
 from power_core.scheduler.widths import policy_name
 from power_core.structuring import structured, type_name, unknown_name
 
@@ -62,6 +63,16 @@ def _is_policy(_config: object, _attribute: Any, value: str) -> None:
     policy_name(value)
 
 
+def _is_cores(_config: object, _attribute: Any, value: str | None) -> None:
+    if value is not None:
+        parse_cores(value)
+
+
+def _is_niceness(_config: object, attribute: Any, value: int | None) -> None:
+    if value is not None and not -20 <= value <= 19:
+        raise ConfigError(f"{attribute.name} is {value}", who="config", got=value, expected="-20 to 19")
+
+
 def _key(default: Any, minimum: int | None = None, flag: str | None = None, validator: Any = ()) -> Any:
     metadata = {"flag": flag} if flag else {}
     return field(default=default, validator=validator if minimum is None else _at_least(minimum), metadata=metadata)
@@ -88,9 +99,21 @@ class PowerConfig:
         spec_draft_p_min: They end it at the first token whose probability is below this; 0 never does.
         allow_unverified: Let strategies run on targets for which nothing can be promised.
         max_tokens: Most tokens to emit; -1 for no limit but the context.
+        backend: Name of the target backend to load models with; None takes the first that knows the file.
         ctx: Positions per sequence; None takes the smaller of 4096 and what the model was trained for.
         threads: Compute threads; None lets the backend choose.
         parallel: Requests decoded together.
+        replicas: Sessions that decode one request each, instead of one that decodes several together; 0 takes them
+            only for targets that cannot batch.
+        queue_max: Requests that may wait.
+        queue_per_client: Of them, those that one client may have; None for no further bound.
+        deadline: Seconds for a request, waiting and loading included; None for no bound.
+        memory_limit: Bytes that the models of a process, with their sessions, may take; None for no bound.
+        prompt_cache_bytes: Most bytes of kept prompts in memory, and a quarter of the most on the disk; 0 keeps none.
+        prompt_cache_ttl: Seconds after its last use that a kept prompt is dropped; None keeps it.
+        prompt_cache_dir: Folder where kept prompts outlive the process; None for nowhere.
+        affinity: Cores that the process may run on, as in ``0-3,6``; None leaves it as it is.
+        priority: Niceness of the process, from -20 to 19; None leaves it as it is.
         temperature: See `SamplingSpec`, as for all that follow.
         sections: Raw tables ``[plugin.NAME]``, NAME being a target or strategy; see `plugin`.
         sources: Key -> the file, variable or flag it was set by.
@@ -108,9 +131,20 @@ class PowerConfig:
     spec_draft_p_min: float = _key(0.0, minimum=0)
     allow_unverified: bool = _key(False)
     max_tokens: int = _key(256, minimum=-1)
+    backend: str | None = _key(None)
     ctx: int | None = _key(None, minimum=1)
     threads: int | None = _key(None, minimum=1)
     parallel: int = _key(1, minimum=1)
+    replicas: int = _key(0, minimum=0)
+    queue_max: int = _key(1024, minimum=0)
+    queue_per_client: int | None = _key(None, minimum=0)
+    deadline: float | None = _key(None, minimum=0)
+    memory_limit: int | None = _key(None, minimum=1)
+    prompt_cache_bytes: int = _key(512 * 2**20, minimum=0)
+    prompt_cache_ttl: float | None = _key(None, minimum=0)
+    prompt_cache_dir: str | None = _key(None)
+    affinity: str | None = _key(None, validator=_is_cores)
+    priority: int | None = _key(None, validator=_is_niceness)
     temperature: float = _key(0.0)
     top_k: int = _key(0)
     typical_p: float = _key(1.0)

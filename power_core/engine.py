@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from types import TracebackType
 from typing import Any
 
+from attrs import evolve
+
 from power_core.capabilities import OFF
-from power_core.errors import CapabilityError, DrafterError, PowerError, RequestError
+from power_core.errors import CapabilityError, DrafterError, PowerError, QueueFullError, RequestError
 from power_core.evidence import ArtifactRecord, CostsRecord, PolicyRecord, artifact_record, build_receipt
 from power_core.request import Event, GenerationRequest, Result, SamplingSpec
 from power_core.scheduler.chains import ChainDrafter, chain_names
+from power_core.scheduler.costs import CostModel
 from power_core.scheduler.drafting import OpenDraft
 from power_core.scheduler.loop import StepLoop
+from power_core.scheduler.policy import WidthPolicy
 from power_core.scheduler.sequence import Sequence as RunningSequence
+from power_core.scheduler.serving import Serving, make_cache, make_loop, make_queue, make_reuse, num_replicas
+from power_core.scheduler.stats import EngineStats, collect
 from power_core.scheduler.widths import make_policy
 from power_core.shapes import ExactnessLevel, ShapeProfile
 from power_core.strategies import ResolvedStrategy
-from power_core.target import ChatMessage, SessionOptions, TargetModel
+from power_core.target import ChatMessage, SessionOptions, TargetModel, TargetSession
 from power_core.types import JSON, Origin, TokenId
 
 __all__ = ["Engine", "Generation"]
 
 Prompt = str | Sequence[TokenId] | Sequence[ChatMessage]
+_PAUSE_S = 0.001
 _SAMPLING_FIELDS = frozenset(field.name for field in SamplingSpec.__attrs_attrs__)
 
 
@@ -41,6 +50,8 @@ class Engine:
         model: The target model.
         session: Its session.
         strategy: Default strategy of requests.
+        cache: Prompts that are kept, or None where none are.
+        host: How the process runs: threads, cores, priority.
     """
 
     def __init__(
@@ -55,7 +66,13 @@ class Engine:
         draft_max: int,
         width_policy: str,
         is_auto: bool = False,
+        serving: Serving | None = None,
+        host: Mapping[str, JSON] | None = None,
     ) -> None:
+        self._serving = serving = serving or Serving()
+        self.host = dict(host or {})
+        self._options = options if not serving.replicas else evolve(options, max_sequences=1)
+        self._width_policy = width_policy
         self._resolve = resolve
         self._hidden_layers = frozenset(options.hidden_layers)
         self._allow_unverified = allow_unverified
@@ -68,24 +85,40 @@ class Engine:
         self._queues: dict[int, deque[Event] | None] = {}  # None: nobody listens any more
         self._unclaimed: list[Event] = []  # of requests that were given to submit()
         self._closed = False
-        self.session = model.open_session(options)
+        self.session = model.open_session(self._options)
         # `auto` never picks what is not lossless.
         self.strategy = OFF if is_auto and not self._is_promised else strategy
         try:
             self._check_level(self.strategy)
-            self.loop = StepLoop(
-                self.session,
-                model.tokenizer,
-                open_strategy=self._open_strategy,
-                default_strategy=self.strategy,
-                draft_max=draft_max,
-                receipt=self._receipt,
-                make_policy=partial(make_policy, width_policy),
-            )
+            replicas = num_replicas(serving, self.session, options.max_sequences)
+            self.cache = make_cache(serving, self.session, allow_unverified=allow_unverified)
+            self._queue = make_queue(serving, replicas or self.session.max_sequences)
+            self.loop = make_loop(self._make_loop(self.session), replicas, serving, self._open_session, self._make_loop)
             self.loop.prepare(self.strategy, draft_max)
         except BaseException:
             self.session.shutdown()
             raise
+
+    def _open_session(self) -> TargetSession:
+        return self.model.open_session(self._options)
+
+    def _make_loop(
+        self, session: TargetSession, costs: CostModel | None = None, policy: WidthPolicy | None = None
+    ) -> StepLoop:
+        """A step loop over *session*; those of replicas share costs and policy with the first."""
+        costs = CostModel(session.profile.decode, self.draft_max) if costs is None else costs
+        return StepLoop(
+            session,
+            self.model.tokenizer,
+            open_strategy=partial(self._open_strategy, session, costs),
+            default_strategy=self.strategy,
+            draft_max=self.draft_max,
+            receipt=self._receipt,
+            make_policy=partial(make_policy, self._width_policy) if policy is None else lambda _costs: policy,
+            queue=self._queue,
+            reuse=make_reuse(self.cache, session, self.model.identity.file_sha256),
+            costs=costs,
+        )
 
     @property
     def profile(self) -> ShapeProfile:
@@ -185,8 +218,26 @@ class Engine:
         return self.generate(prompt, **fields).finish()
 
     def generate_many(self, requests: Iterable[GenerationRequest]) -> list[Result]:
-        """Run *requests* together; results in their order. One that fails has its error in its result."""
-        return [generation.drain() for generation in [self.generate(request) for request in requests]]
+        """
+        Run *requests* together; results in their order. One that fails has its error in its result.
+
+        Where the queue is full the next request is handed in when there is room.
+
+        Raises:
+            PowerError: A request cannot be served at all; those handed in before it are cancelled.
+        """
+        generations: list[Generation] = []
+        for request in requests:
+            while True:
+                try:
+                    generations.append(self.generate(request))
+                    break
+                except QueueFullError:
+                    waiting = next((each for each in generations if not each.is_finished), None)
+                    if waiting is None:  # others fill the queue
+                        raise
+                    waiting.drain()
+        return [generation.drain() for generation in generations]
 
     def submit(self, request: GenerationRequest) -> int:
         """Queue a request for callers that `step` themselves; returns its number."""
@@ -208,17 +259,25 @@ class Engine:
         """Prompt tokens evaluated, and prompt tokens in all."""
         return self.loop.progress(request_id)
 
+    def stats(self) -> EngineStats:
+        """What the engine did since it was opened: queue, steps, requests, cache, replicas."""
+        return collect(self.loop, self.strategy, self.cache)
+
     def close(self) -> None:
-        """Free the session and the model. Idempotent."""
+        """Free the session and the model; requests that have not ended are forgotten. Idempotent."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
             try:
                 self.loop.close()
+                self._queue.clear()
+                if self.cache is not None:
+                    self.cache.clear()
             finally:
                 self.session.shutdown()
                 self.model.close()
+                self._serving.release()
 
     def __enter__(self) -> Engine:
         return self
@@ -232,12 +291,22 @@ class Engine:
         """Step once and sort the events to those who wait for them; needs the lock."""
         if self._closed:
             raise RequestError("the engine is closed", who=f"engine {self.name!r}", fix="open the model again")
-        for event in self.loop.step():
+        device = self._serving.device
+        with nullcontext() if device is None else device.acquire(self.name):
+            events = self.loop.step()
+        if not events:
+            self._pause()
+        for event in events:
             queue = self._queues.get(event.request_id, self._unclaimed)
             if queue is not None:
                 queue.append(event)
             if event.origin is Origin.END:
                 self._queues.pop(event.request_id, None)
+
+    def _pause(self) -> None:
+        """Let others run where nothing can be stepped: every request waits for something that others hold."""
+        if self._queue.admission.active == 0:
+            time.sleep(_PAUSE_S)
 
     def _next_event(self, queue: deque[Event]) -> Event:
         while not queue:
@@ -267,21 +336,21 @@ class Engine:
                 fix="see `power doctor`; decode with --spec off, or set allow_unverified = true",
             )
 
-    def _open_strategy(self, name: str) -> OpenDraft:
+    def _open_strategy(self, session: TargetSession, costs: CostModel, name: str) -> OpenDraft:
         self._check_level(name)
         resolved = [self._resolve(each) for each in chain_names(name)]
         for each in resolved:
             self._check_needs(each)
         members = {each.item.name: each.drafter for each in resolved}
-        drafter = ChainDrafter(members, self.loop.costs) if len(members) > 1 else resolved[0].drafter
+        drafter = ChainDrafter(members, costs) if len(members) > 1 else resolved[0].drafter
         needs = drafter.requirements()
         self._owners[name] = ", ".join(dict.fromkeys(each.item.owner for each in resolved))
         self._artifacts[name] = [artifact_record(each.artifact) for each in resolved if each.artifact is not None]
         try:
-            session = drafter.open(self.model, self.session)
+            opened = drafter.open(self.model, session)
         except PowerError:
             raise
-        except Exception as exc:  # plugin code may raise anything
+        except (Exception, SystemExit) as exc:  # plugin code may raise anything, and must not end the process
             raise DrafterError(
                 f"opening it raised {type(exc).__name__}: {exc}",
                 who=f"strategy {name!r}",
@@ -290,7 +359,7 @@ class Engine:
             ) from exc
         return OpenDraft(
             name,
-            session,
+            opened,
             owner=self._owners[name],
             wants_rows=bool(needs.hidden_layers),
             fixed_shape=needs.fixed_shape,
@@ -336,6 +405,7 @@ class Engine:
             counts=result.counts,
             timings=clock.timings(),
             environment=self.model.facts(),
+            host=self.host,
             policy=self._policy_record(sequence),
         )
 
@@ -391,6 +461,11 @@ class Generation:
         if result.error is not None:
             raise result.error
         return result
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the closing event has been read."""
+        return self._result is not None
 
     @property
     def result(self) -> Result:

@@ -12,16 +12,21 @@ from power_core.config import PowerConfig, load_config
 from power_core.engine import Engine
 from power_core.errors import ArtifactError, CapabilityError
 from power_core.hookspecs import ModelSource
+from power_core.host import apply_host, host_facts
 from power_core.log import log_quietly
 from power_core.models import added_models
 from power_core.plugins import PluginSet, load_plugins
+from power_core.scheduler.admission import AdmissionController, Deadline
 from power_core.scheduler.chains import chain_names
+from power_core.scheduler.loading import LoadReservation
+from power_core.scheduler.serving import Serving
 from power_core.strategies import StrategyResolver, make_configured
 from power_core.target import SessionOptions, TargetBackend, TargetModel
 
 __all__ = ["Runtime"]
 
 log = structlog.get_logger("power.runtime")
+_MANY = 1 << 20  # no bound: what counts is bounded by bytes, or by the engines there are
 # Arguments of `Runtime.open` that are configured under another name.
 _KEYS = {
     "spec": "spec_mode",
@@ -52,6 +57,11 @@ class Runtime:
         self.config.check_plugins(self.plugins)
         self.registry = self.plugins.registry
         self._engines: list[Engine] = []
+        self._memory = AdmissionController(
+            max_active=_MANY, max_waiting=_MANY, max_bytes=self.config.memory_limit
+        )  # fmt: skip
+        self._loads = AdmissionController(max_active=1, max_waiting=self.config.queue_max)
+        self._device = AdmissionController(max_active=1, max_waiting=_MANY)  # one forward at a time, over all engines
 
     def models(self) -> dict[str, ModelSource]:
         """Models by name: those plugins register and those added with ``power models add``."""
@@ -65,10 +75,13 @@ class Runtime:
         artifact: str | None = None,
         draft_max: int | None = None,
         width_policy: str | None = None,
+        backend: str | None = None,
         context_size: int | None = None,
         parallel: int | None = None,
         threads: int | None = None,
         rollback_rows: int | None = None,
+        replicas: int | None = None,
+        deadline: Deadline | None = None,
     ) -> Engine:
         """
         Load a model and make it ready to decode. Arguments that are None come from the configuration.
@@ -80,10 +93,14 @@ class Runtime:
             artifact: Names of the artifacts to use, separated by commas, where several fit.
             draft_max: K, the most proposal tokens of a round.
             width_policy: How many of them are used: `auto`, `cost-aware`, `adaptive` or `fixed`.
+            backend: Name of the target backend to load the model with, where several know its format.
             context_size: Positions per request.
             parallel: Requests decoded together.
             threads: Compute threads.
             rollback_rows: S, resident rollback states, for targets whose memory cannot be cut freely.
+            replicas: Sessions that decode one request each, instead of one that decodes several together.
+            deadline: When it must be done, waiting for other loads and for memory included. Without one, memory that
+                open models hold is not waited for.
 
         Raises:
             PowerError: With what is missing, damaged or contradictory.
@@ -94,23 +111,42 @@ class Runtime:
             "artifact": artifact,
             "draft_max": draft_max,
             "width_policy": width_policy,
+            "backend": backend,
             "context_size": context_size,
             "parallel": parallel,
             "threads": threads,
             "rollback_rows": rollback_rows,
+            "replicas": replicas,
         }
         given = {_KEYS.get(name, name): value for name, value in arguments.items() if value is not None}
         sources = {_KEYS.get(name, name): f"open({name}=)" for name in arguments}
         config = self.config.overlaid(given, sources.__getitem__)
         self._check_names(config.spec_mode)
         name, path = self._locate(config.model)
-        loaded = self._backend(path).load(path)
-        try:
-            engine = self._engine(name, loaded, config)
-        except BaseException:
-            loaded.close()
-            raise
+        apply_host(config.affinity, config.priority)
+        deadline = Deadline.after(None) if deadline is None else deadline
+        with self._loads.acquire(deadline=deadline):
+            engine = self._load(name, path, config, deadline)
         self._engines.append(engine)
+        return engine
+
+    def _load(self, name: str, path: Path, config: PowerConfig, deadline: Deadline) -> Engine:
+        """Reserve what the model can at most take, then load it: a part of it is never loaded in vain."""
+        load = LoadReservation(self._memory, deadline)
+        try:
+            backend = self._backend(path, config.backend)
+            load.reserve(_file_bytes(path))
+            loaded = backend.load(path)
+            try:
+                deadline.check("loading the model")
+                engine = self._engine(name, loaded, config, load)
+                deadline.check("loading the model")
+            except BaseException:
+                loaded.close()
+                raise
+        except BaseException:
+            load.release()
+            raise
         return engine
 
     def load_target(self, model: str | Path | None = None) -> TargetModel:
@@ -124,7 +160,7 @@ class Runtime:
             PowerError: With what is missing or damaged.
         """
         _, path = self._locate(self.config.model if model is None else str(model))
-        return self._backend(path).load(path)
+        return self._backend(path, self.config.backend).load(path)
 
     def close(self) -> None:
         """Close every engine. Idempotent."""
@@ -143,21 +179,27 @@ class Runtime:
             for name in chain_names(spec):
                 self.registry.strategy(name)
 
-    def _engine(self, name: str, loaded: TargetModel, config: PowerConfig) -> Engine:
+    def _engine(self, name: str, loaded: TargetModel, config: PowerConfig, load: LoadReservation) -> Engine:
         """An engine with the first candidate for the configured strategy that this target can do."""
         resolver = StrategyResolver(self.registry, config, loaded)
         candidates = resolver.candidates(config.spec_mode)
         while True:
             strategy = next(candidates)  # the last one is plain decoding, which returns or raises
             try:
-                return self._engine_with(strategy, name, loaded, config, resolver)
+                return self._engine_with(strategy, name, loaded, config, resolver, load)
             except CapabilityError as exc:
                 if config.spec_mode != AUTO or strategy == OFF or resolver.is_chosen(strategy):
                     raise
                 log.debug("auto passes over a strategy", strategy=strategy, reason=str(exc))
 
     def _engine_with(
-        self, strategy: str, name: str, loaded: TargetModel, config: PowerConfig, resolver: StrategyResolver
+        self,
+        strategy: str,
+        name: str,
+        loaded: TargetModel,
+        config: PowerConfig,
+        resolver: StrategyResolver,
+        load: LoadReservation,
     ) -> Engine:
         options = SessionOptions(
             context_size=config.ctx,
@@ -177,6 +219,24 @@ class Runtime:
             draft_max=config.spec_draft_max,
             width_policy=config.width_policy,
             is_auto=config.spec_mode == AUTO,
+            serving=self._serving(config, load.session(loaded, options)),
+            host=host_facts(config.threads),
+        )
+
+    def _serving(self, config: PowerConfig, load: LoadReservation) -> Serving:
+        folder = config.prompt_cache_dir
+        return Serving(
+            queue_max=config.queue_max,
+            queue_per_client=config.queue_per_client,
+            deadline_s=config.deadline,
+            replicas=config.replicas,
+            cache_bytes=config.prompt_cache_bytes,
+            cache_ttl_s=config.prompt_cache_ttl,
+            cache_dir=None if folder is None else Path(folder).expanduser(),
+            memory=None if self._memory.max_bytes is None else self._memory,
+            device=self._device,
+            session_bytes=load.session_bytes,
+            reservations=tuple(load.permits),
         )
 
     def _locate(self, model: str | None) -> tuple[str, Path]:
@@ -205,14 +265,17 @@ class Runtime:
             )
         return path.stem, path
 
-    def _backend(self, path: Path) -> TargetBackend:
-        if not path.is_file():
-            found = "a directory" if path.is_dir() else "not a regular file" if path.exists() else "no such file"
+    def _backend(self, path: Path, name: str | None) -> TargetBackend:
+        """The backend called *name*, or the first that knows the format of *path*."""
+        if not path.is_file() and not path.is_dir():
+            found = "not a regular file" if path.exists() else "no such file"
             raise ArtifactError(found, who="open", where=str(path), expected="a model file", fix="check the path")
-        for item in self.registry.targets:
+        for item in self.registry.targets if name is None else [self.registry.targets.get(name)]:
             backend: TargetBackend = make_configured(self.config, item)
             if backend.claims(path):
                 return backend
+        if path.is_dir():
+            raise ArtifactError("a directory", who="open", where=str(path), expected="a model file", fix="check the path")
         names = ", ".join(self.registry.targets.names()) or "none installed"
         raise CapabilityError(
             "no target backend knows this file's format",
@@ -221,6 +284,12 @@ class Runtime:
             expected=f"a file of: {names}",
             fix="pip install power-llamacpp for GGUF files; see `power plugins`",
         )
+
+
+def _file_bytes(path: Path) -> int:
+    """Bytes of a model: a file, or a folder of files."""
+    files = path.iterdir() if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def _path_of(model: str) -> Path:

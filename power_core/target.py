@@ -24,6 +24,7 @@ __all__ = [
     "RowBatch",
     "Rows",
     "SessionOptions",
+    "SessionSizes",
     "SharedWeights",
     "TargetBackend",
     "TargetModel",
@@ -238,7 +239,7 @@ class SessionOptions:
 
     Args:
         context_size: Positions per sequence; None takes the smaller of 4096 and what the model was trained for.
-        max_sequences: Sequences decoded together.
+        max_sequences: Sequences decoded together. A session that holds fewer is replicated.
         max_rows: Most rows of one decode step over all sequences.
         rollback_rows: Resident rollback states asked for, for targets whose memory cannot be cut freely
             (`spec_mtp_recurrent_snapshots`).
@@ -291,6 +292,14 @@ class SharedWeights(Protocol):
 
         `output` is the matrix alone; a final norm's gain is not folded in.
         """
+
+
+@runtime_checkable
+class SessionSizes(Protocol):
+    """A target model that can say what a session takes before there is one: needed where memory is bounded."""
+
+    def session_bytes(self, options: SessionOptions) -> int:
+        """The most bytes a session of *options* can take: caches, copies of its state, buffers; not the weights."""
 
 
 @runtime_checkable

@@ -29,6 +29,8 @@ class Report:
     problems: list[str] = Factory(list)
     model: dict[str, Any] | None = None
     exactness: dict[str, Any] | None = None
+    serving: dict[str, Any] | None = None
+    host: dict[str, Any] | None = None
     advice: list[str] = Factory(list)
 
     def document(self) -> dict[str, Any]:
@@ -37,6 +39,7 @@ class Report:
 
 @click.command()
 @click.option("--model", metavar="NAME|PATH", help="Model name or file.")
+@click.option("--backend", metavar="NAME", help="Target backend to load the model with: see `power plugins`.")
 @click.option("--threads", type=int, metavar="N", help="Compute threads.")
 @json_option
 @click.pass_context
@@ -105,6 +108,9 @@ def _look_at_model(report: Report, state: State, flags: Mapping[str, Any]) -> No
             "prefill": _class_document(profile.prefill),
             "evidence": evidence,
         }
+        stats = engine.stats().to_json()
+        report.serving = {name: stats[name] for name in ("strategy", "policy", "queue", "cache", "replicas")}
+        report.host = engine.host
         report.advice = [*advice, *_general_advice(report)]
 
 
@@ -126,6 +132,8 @@ def _general_advice(report: Report) -> list[str]:
         )
     if exactness["level"] == "unverified":
         advice.append("nothing can be promised on this target: speculation stays off unless allow_unverified is set")
+    if report.serving is not None and report.serving["cache"] is None:
+        advice.append("prompts cannot be kept here: requests with a prompt_cache_key are refused")
     if exactness["auto"] == "off":
         advice.append("no zero-weight strategy is installed: pip install power-ngram")
     rates = [rate for rate in exactness["decode"]["break_even"] if rate is not None]
@@ -139,8 +147,12 @@ def _print(report: Report) -> None:
     click.echo("plugins: " + (", ".join(report.plugins) or "none"))
     if report.model is not None:
         _section("model", report.model)
+    if report.host is not None:
+        _section("host", report.host)
     if report.exactness is not None:
         _print_exactness(report.exactness)
+    if report.serving is not None:
+        _print_serving(report.serving)
     for title, lines in (("problem", report.problems), ("advice", report.advice)):
         for line in lines:
             click.echo(f"{title}: {line}")
@@ -161,6 +173,13 @@ def _print_exactness(exactness: Mapping[str, Any]) -> None:
         click.echo("decode widths, costs not measured: " + ", ".join(map(str, decode["widths"])))
     else:
         print_table(rows)
+
+
+def _print_serving(serving: Mapping[str, Any]) -> None:
+    queue, cache, replicas = serving["queue"], serving["cache"], serving["replicas"]
+    click.echo(f"queue: at most {queue['most_active']} active, {queue['most_waiting']} waiting")
+    click.echo("prompt cache: " + (f"at most {cache['most_bytes']} bytes" if cache else "none"))
+    click.echo("replicas: " + (f"at most {replicas['size']}" if replicas else "none, one session decodes together"))
 
 
 def _section(title: str, facts: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,8 @@ from power_core.types import FinishReason, TokenId
 
 if TYPE_CHECKING:
     from power_core.request import Result
+    from power_core.scheduler.admission import Deadline
+    from power_core.scheduler.stats import EngineStats
 
 __all__ = ["generate"]
 
@@ -48,6 +51,8 @@ def _biases(_ctx: click.Context, option: click.Parameter, values: Sequence[str])
 @click.option("--stop-id", type=int, multiple=True, metavar="N", help="End at this token id.")
 @click.option("--json-schema", type=file_path(), metavar="FILE", help="Constrain the output to this JSON schema.")
 @click.option("--logprobs", type=int, metavar="N", help="In the JSON document: the N most likely tokens at each.")
+@click.option("--deadline", type=float, metavar="S", help="End after S seconds, loading included, with what there is.")
+@click.option("--prompt-cache-key", metavar="KEY", help="Keep the prompt's state, and reuse what KEY kept before.")
 @click.option("--stats", is_flag=True, help="Say on standard error how it was decoded: policy, widths, counters.")
 @click.option("--trace", is_flag=True, help="Colour tokens by origin, and sum up.")
 @click.option(
@@ -68,6 +73,7 @@ def generate(
     stop_id: Sequence[TokenId],
     json_schema: Path | None,
     logprobs: int | None,
+    prompt_cache_key: str | None,
     stats: bool,
     trace: bool,
     receipt: Path | None,
@@ -82,21 +88,24 @@ def generate(
     """
     state = ctx.ensure_object(State)
     text = read_prompt(prompt, file)
-    if receipt is not None and not receipt.parent.is_dir():
-        raise click.UsageError(f"--receipt: there is no folder {receipt.parent}")
+    started = time.monotonic()
+    if receipt is not None:
+        _check_writable(receipt)
     with state.runtime(flags) as runtime:
         sampling = runtime.config.sampling(
             logit_bias=logit_bias,
             logprobs=logprobs,
             json_schema=None if json_schema is None else read_text(json_schema),
         )
-        with open_engine(runtime) as engine:
+        with open_engine(runtime, deadline=_deadline(runtime.config.deadline, started)) as engine:
             request = engine.request(
                 encode_prompt(engine, text, chat=chat, system=system),
                 sampling=sampling,
                 max_tokens=runtime.config.token_limit,
                 stop=tuple(stop),
                 stop_ids=frozenset(stop_id),
+                started_s=started,
+                prompt_cache_key=prompt_cache_key,
             )
             result = run_request(
                 engine,
@@ -104,11 +113,32 @@ def generate(
                 lambda event: None if as_json else tracing.write_event(event, trace=trace),
                 progress=True,
             )
-    _report(result, stats=stats, trace=trace, receipt=receipt, as_json=as_json)
+            counted = engine.stats() if stats else None
+    _report(result, stats=counted, trace=trace, receipt=receipt, as_json=as_json)
     ctx.exit(EXIT_INTERRUPTED if result.finish_reason is FinishReason.CANCELLED else 0)
 
 
-def _report(result: Result, *, stats: bool, trace: bool, receipt: Path | None, as_json: bool) -> None:
+def _deadline(seconds: float | None, started: float) -> Deadline | None:
+    from power_core.scheduler.admission import Deadline
+
+    return None if seconds is None else Deadline(started + seconds)
+
+
+def _check_writable(file: Path) -> None:
+    """Notice before decoding what would lose the receipt after it; a file that is there stays as it is."""
+    if not file.parent.is_dir():
+        raise click.UsageError(f"--receipt: there is no folder {file.parent}")
+    existed = file.exists()
+    try:
+        with file.open("ab"):
+            pass
+        if not existed:
+            file.unlink()
+    except OSError as exc:
+        raise click.UsageError(f"--receipt: {file} cannot be written: {exc.strerror}") from exc
+
+
+def _report(result: Result, *, stats: EngineStats | None, trace: bool, receipt: Path | None, as_json: bool) -> None:
     from power_core.evidence import generation_document
     from power_core.evidence.canonical import canonical
 
@@ -129,8 +159,8 @@ def _report(result: Result, *, stats: bool, trace: bool, receipt: Path | None, a
     if trace:
         click.echo(tracing.legend(), err=True)
         click.echo(tracing.summary(result), err=True)
-    if stats:
-        for line in counting.lines(result):
+    if stats is not None:
+        for line in counting.lines(result, stats):
             click.echo(line, err=True)
     if receipt is not None:
         try:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from power_core.engine import Engine
     from power_core.runtime import Runtime
+    from power_core.scheduler.admission import Deadline
 
 __all__ = ["PrefillProgress", "open_engine"]
 
@@ -19,14 +20,14 @@ _OPENING = "loading the model; the first time on a machine its exact widths are 
 _ERASE_LINE = "\r\x1b[K"
 
 
-def open_engine(runtime: Runtime, spec: str | None = None) -> Engine:
+def open_engine(runtime: Runtime, spec: str | None = None, deadline: Deadline | None = None) -> Engine:
     """Open the configured model, saying so on a terminal for as long as it takes."""
     if not sys.stderr.isatty():
-        return runtime.open(spec=spec)
+        return runtime.open(spec=spec, deadline=deadline)
     sys.stderr.write(_OPENING)
     sys.stderr.flush()
     try:
-        return runtime.open(spec=spec)
+        return runtime.open(spec=spec, deadline=deadline)
     finally:
         sys.stderr.write(_ERASE_LINE)
 

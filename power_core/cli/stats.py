@@ -1,4 +1,4 @@
-"""``--stats``: how a request was decoded, in a few lines."""
+"""``--stats``: how a request was decoded and what it waited for, in a few lines."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from attrs import asdict
 
 if TYPE_CHECKING:
     from power_core.request import Result
+    from power_core.scheduler.stats import EngineStats
 
-__all__ = ["lines"]
+__all__ = ["engine_lines", "lines"]
 
 _APART = frozenset({"guard", "widths"})  # counters with a line of their own
 
 
-def lines(result: Result) -> Iterator[str]:
+def lines(result: Result, stats: EngineStats) -> Iterator[str]:
     """Strategy and policy, widths, guard, counters, and the costs that decisions were made by."""
     body, counts = result.receipt["body"], result.counts
     yield f"strategy: {body['strategy']}" + (f" ({body['drafter']})" if body["drafter"] else "")
@@ -30,6 +31,24 @@ def lines(result: Result) -> Iterator[str]:
         for strategy, costs in policy["costs"]["drafts"].items():
             asked = {str(k): costs[k - 1] for k in (1, len(costs))}
             yield f"cost of asking {strategy} for tokens, in plain steps: {_pairs(asked)}"
+    yield f"prompt tokens reused: {counts.reused} of {result.usage.prompt_tokens}"
+    yield from engine_lines(stats)
+
+
+def engine_lines(stats: EngineStats) -> Iterator[str]:
+    """The queue, the prompt cache and the replicas of an engine, with what became of everything."""
+    queue, cache, replicas = stats.queue, stats.cache, stats.replicas
+    yield (
+        f"queue: {queue.waiting} of {queue.most_waiting} waiting, {queue.active} of {queue.most_active} active; "
+        + _pairs(asdict(queue.counters))
+    )
+    if cache is None:
+        yield "prompt cache: none"
+    else:
+        held = f"{cache.entries} entries, {cache.nbytes} of {cache.most_bytes} bytes"
+        yield f"prompt cache: {held}; {_pairs(asdict(cache.counters))}"
+    if replicas is not None:
+        yield f"replicas: {replicas.built} of {replicas.size} built; {_pairs(asdict(replicas.counters))}"
 
 
 def _pairs(table: Mapping[str, Any]) -> str:

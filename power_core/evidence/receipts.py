@@ -58,6 +58,7 @@ def build_receipt(
     timings: Timings,
     environment: Mapping[str, JSON],
     policy: PolicyRecord | None = None,
+    host: Mapping[str, JSON] | None = None,
     artifacts: Iterable[ArtifactRecord] = (),
     warnings: Iterable[str] = (),
 ) -> dict[str, JSON]:
@@ -80,6 +81,7 @@ def build_receipt(
         timings: How long it took.
         environment: The target's own facts (`TargetModel.facts`); those of the process are added here.
         policy: How proposal lengths were decided, None for plain decoding.
+        host: How the process was run: threads, cores, priority.
         artifacts: The drafters it loaded: see `artifact_record`.
         warnings: What the engine wants a reader to know.
 
@@ -99,7 +101,7 @@ def build_receipt(
         counts=_counts_record(counts),
         timings=_timings_record(timings, len(token_ids)),
         output=_output_record(token_ids, text, finish_reason.value, usage, logprobs_json(logprobs)),
-        environment={**process_environment(), "target": plain(environment)},
+        environment={**process_environment(), "target": plain(environment), "host": plain(host or {})},
         source=source_revision(),
         warnings=[*warnings, *_own_warnings(drafter_owner, counts)],
         artifacts=list(artifacts),

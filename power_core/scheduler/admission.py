@@ -269,6 +269,15 @@ class AdmissionController:
         """`submit` and `wait` in one."""
         return self.submit(client, reserve_bytes=reserve_bytes, timeout=timeout, deadline=deadline).wait()
 
+    def acquire_now(self, client: str = "", *, reserve_bytes: int = 0) -> Permit | None:
+        """A permit where nobody has to be waited for, else None."""
+        with self._changed:
+            if self._waiting or self._active >= self.max_active:
+                return None
+            if self.max_bytes is not None and self._reserved + reserve_bytes > self.max_bytes:
+                return None
+            return self.submit(client, reserve_bytes=reserve_bytes).poll()
+
     def expire(self) -> int:
         """Drop what has waited past its deadline; returns how many. `poll` and `submit` do it too."""
         with self._changed:
@@ -282,10 +291,11 @@ class AdmissionController:
                 expected=f"at most {self.max_bytes}", fix="shorten the context, or allow more memory",
             )  # fmt: skip
 
-    def retire_place(self) -> None:
-        """One place fewer from now on, for what a place stands for is gone; whoever holds one keeps it."""
+    def add_places(self, count: int) -> None:
+        """So many places more from now on, or fewer: what a place stands for has come or gone."""
         with self._changed:
-            self.max_active -= 1
+            self.max_active += count
+            self._grant()
 
     # -- under the lock ---------------------------------------------------------------------------
 

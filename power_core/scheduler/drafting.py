@@ -44,10 +44,10 @@ class OpenDraft:
         """Call a *method* of the draft session; what it raises is a `PowerError` that names the strategy."""
         try:
             return method(*args, **kwargs)
-        except Exception as exc:
+        except (Exception, SystemExit) as exc:
             raise self._error(exc) from exc
 
-    def _error(self, exc: Exception) -> PowerError:
+    def _error(self, exc: BaseException) -> PowerError:
         if isinstance(exc, PowerError):
             return exc
         return DrafterError(
@@ -71,7 +71,7 @@ class OpenDraft:
         """
         try:
             return [self._checked(answer) for answer in self._propose(requests)]
-        except Exception as exc:  # noqa: BLE001 - plugin code may raise anything
+        except (Exception, SystemExit) as exc:  # noqa: BLE001 - plugin code may raise anything
             if len(requests) == 1:
                 return [self._error(exc)]
         return [self._propose_alone(*pair) for pair in zip(requests, rewinds, strict=True)]
@@ -80,7 +80,7 @@ class OpenDraft:
         try:
             rewind()
             return self._checked(self._propose([request])[0])
-        except Exception as exc:  # noqa: BLE001 - plugin code may raise anything
+        except (Exception, SystemExit) as exc:  # noqa: BLE001 - the same
             return self._error(exc)
 
     def _checked(self, answer: object) -> Proposal | PowerError:
@@ -121,8 +121,21 @@ class DraftPool:
         return self._open[name]
 
     def close(self) -> None:
+        """
+        Close every session, whatever one of them raises.
+
+        Raises:
+            PowerError: The first failure; names the strategy.
+        """
+        failure: PowerError | None = None
         while self._open:
-            self._open.popitem()[1].session.close()
+            draft = self._open.popitem()[1]
+            try:
+                draft.call(draft.session.close)
+            except PowerError as exc:
+                failure = failure or exc
+        if failure is not None:
+            raise failure
 
 
 def checked_ids(proposal: Proposal, limit: int, vocab_size: int) -> list[TokenId]:

@@ -59,6 +59,7 @@ class StepLoop:
         costs: Shared with loops over other sessions of the same kind; None for its own.
 
     Attributes:
+        lost: Sequence ids that may still be in use after a close that failed.
         costs: What steps and drafters cost, learned from every step.
         policy: Decides the widths of requests that are submitted from now on.
     """
@@ -94,9 +95,11 @@ class StepLoop:
         self.prefill_chunk = prefill_chunk
         self.costs = CostModel(session.profile.decode, draft_max) if costs is None else costs
         self.policy = make_policy(self.costs)
-        if queue is None:
-            queue = RequestQueue(AdmissionController(max_active=session.max_sequences, max_waiting=MAX_WAITING))
-        self.queue = queue
+        self._owns_queue = queue is None
+        self.queue = queue or RequestQueue(
+            AdmissionController(max_active=session.max_sequences, max_waiting=MAX_WAITING)
+        )
+        self.lost = 0
         self.reuse = reuse
         self._receipt = receipt
         self._running: list[Sequence] = []
@@ -160,25 +163,35 @@ class StepLoop:
 
     def cancel(self, request_id: int) -> None:
         """Ask for the end of a request; unknown and finished ones are ignored."""
-        sequence = self.queue.find(request_id)
-        if sequence is not None:
-            sequence.cancelled = True
+        self.queue.cancel(request_id)
 
     @property
     def active(self) -> int:
         """Requests whose end has not been returned by `step`."""
         return len(self.queue) + sum(event.origin is Origin.END for event in self._outbox)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request has a sequence."""
+        return not self._running
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another request could have a sequence."""
+        return bool(self._free)
+
     def progress(self, request_id: int) -> tuple[int, int]:
         """Prompt tokens evaluated and prompt tokens in all."""
-        sequence = self.queue.find(request_id)
-        return (sequence.evaluated_prompt, sequence.num_prompt) if sequence else (0, 0)
+        return self.queue.progress(request_id)
 
     def close(self) -> None:
-        """End every request without events, and free drafts and sequences."""
+        """End every request of this loop without events, and free drafts and sequences."""
         for sequence in list(self._running):
+            self.queue.leave(sequence)
             self._release(sequence)
-        self.queue.clear()
+            sequence.ticket.cancel()
+        if self._owns_queue:
+            self.queue.clear()
         self.drafts.close()
 
     # -- one step ---------------------------------------------------------------------------------
@@ -222,10 +235,11 @@ class StepLoop:
             self._bind(waiting)
 
     def _bind(self, sequence: Sequence) -> None:
-        draft = None if sequence.strategy == OFF else self.drafts.get(sequence.strategy)
         self._running.append(sequence)
+        sequence.seq = self._free.pop()
         try:
-            sequence.bind(self.session, self._free.pop(), draft)
+            draft = None if sequence.strategy == OFF else self.drafts.get(sequence.strategy)
+            sequence.bind(self.session, draft)
             if self.reuse is not None:
                 self.reuse.begin(sequence)
         except Exception as exc:  # noqa: BLE001 - a backend or plugin may raise anything: the request ends
@@ -270,7 +284,7 @@ class StepLoop:
         rows_out = self.session.forward(batch, plan.shape)
         elapsed = time.perf_counter() - started
         self.forward_seconds += elapsed
-        self._count_step(members, plan, rows_out.width)
+        self._count_step(members, rows_out.width)
         if outputs == batch.n and plan.shape == self.session.profile.decode:  # rows not read back cost less
             self.costs.observe_forward(rows_out.width, elapsed)
         for member in members:
@@ -278,7 +292,7 @@ class StepLoop:
             member.count_pass(rows_out.width, elapsed)
             member.transaction.advance(Phase.EVALUATED)
 
-    def _count_step(self, members: Iterable[Member], plan: Plan, width: int) -> None:
+    def _count_step(self, members: Iterable[Member], width: int) -> None:
         totals = self.queue.totals
         totals.steps += 1
         totals.widths[width] = totals.widths.get(width, 0) + 1
@@ -415,7 +429,8 @@ class StepLoop:
             log.warning("release failed", request=sequence.request_id, error=str(exc))
         finally:
             if sequence.is_lost:
-                self.queue.admission.retire_place()
+                self.queue.admission.add_places(-1)
+                self.lost += 1
             else:
                 self._free.append(sequence.seq)
 

@@ -69,7 +69,7 @@ class RequestQueue:
     """
     Requests in the order they came, admitted by one controller.
 
-    `put` and `find` may be called from any thread, the rest belongs to the one that steps.
+    `put`, `cancel` and `progress` may be called from any thread, the rest belongs to the one that steps.
 
     Args:
         admission: Bounds what waits and what is active, and shares turns out; its places are sequences.
@@ -83,6 +83,9 @@ class RequestQueue:
         self._numbers = itertools.count()
         self._waiting: deque[Sequence] = deque()
         self._by_id: dict[int, Sequence] = {}
+
+    def __bool__(self) -> bool:
+        return True  # also while nothing waits: a queue is no collection to be tested for content
 
     def __len__(self) -> int:
         """Requests that have not ended."""
@@ -112,9 +115,16 @@ class RequestQueue:
         self._by_id[sequence.request_id] = sequence
         self._waiting.append(sequence)
 
-    def find(self, request_id: int) -> Sequence | None:
-        """The request of that number, unless it has ended."""
-        return self._by_id.get(request_id)
+    def cancel(self, request_id: int) -> None:
+        """Ask for the end of a request, from any thread; unknown and finished ones are ignored."""
+        sequence = self._by_id.get(request_id)
+        if sequence is not None:
+            sequence.cancelled = True
+
+    def progress(self, request_id: int) -> tuple[int, int]:
+        """Prompt tokens evaluated and prompt tokens in all."""
+        sequence = self._by_id.get(request_id)
+        return (sequence.evaluated_prompt, sequence.num_prompt) if sequence else (0, 0)
 
     @property
     def has_granted(self) -> bool:

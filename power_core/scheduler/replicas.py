@@ -161,6 +161,40 @@ class ReplicaPool(Generic[T]):
         self.counters.leased += 1
         return Lease(self, replica, permits)
 
+    def lease_now(self, client: str = "") -> Lease[T] | None:
+        """
+        A replica where neither one nor memory for one has to be waited for, else None; without a device permit.
+
+        Raises:
+            BackendError: The pool is closed.
+            Exception: Whatever `build` raised; nothing is kept of the attempt.
+        """
+        turn = self._turns.acquire_now(client)
+        if turn is None:
+            return None
+        try:
+            replica = self._idle_replica()
+            if replica is None:
+                reservation = None
+                if self.memory is not None:
+                    reservation = self.memory.acquire_now(client, reserve_bytes=self.replica_bytes)
+                    if reservation is None:
+                        turn.release()
+                        return None
+                replica = self._built(reservation)
+        except BaseException:
+            turn.release()
+            raise
+        self.counters.leased += 1
+        return Lease(self, replica, [turn])
+
+    def adopt(self, replica: T, reservation: Permit | None = None) -> None:
+        """Take in a replica that exists already, with what is reserved for it."""
+        with self._lock:
+            self.counters.built += 1
+            self._reservations[id(replica)] = reservation
+            self._idle.append(replica)
+
     def shrink(self) -> int:
         """Close every idle replica, so that their bytes can serve another pool; returns how many."""
         with self._lock:
@@ -197,9 +231,12 @@ class ReplicaPool(Generic[T]):
             return False
 
     def _build(self, client: str, deadline: Deadline) -> T:
-        reservation = self._reserve(client, deadline)
+        return self._built(self._reserve(client, deadline), deadline)
+
+    def _built(self, reservation: Permit | None, deadline: Deadline | None = None) -> T:
         try:
-            deadline.check("waiting for a replica")
+            if deadline is not None:
+                deadline.check("waiting for a replica")
             replica = self.build()
         except BaseException:
             self.counters.failed_builds += 1

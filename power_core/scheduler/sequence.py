@@ -107,14 +107,13 @@ class Sequence:
         self.is_lost = False
         self.is_open = False
 
-    def bind(self, session: TargetSession, seq: SeqId, draft: OpenDraft | None) -> None:
-        """Take sequence *seq* of *session*; the prompt is handed to the draft."""
-        self.seq = seq
+    def bind(self, session: TargetSession, draft: OpenDraft | None) -> None:
+        """Take the sequence `seq` of *session*; the prompt is handed to the draft."""
         self.open(session)
         self.target = TargetParticipant(self, session)
         self._participants: list[Participant] = [self.target, self.sampler, self.decoder]
         if draft is not None:
-            draft.call(draft.session.begin, seq, self.request.prompt)
+            draft.call(draft.session.begin, self.seq, self.request.prompt)
             self.draft = draft
             self.drafting = DraftParticipant(self, draft)
             self._participants.insert(1, self.drafting)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from attrs import define, frozen
 
 from power_core.errors import BackendError
+from power_core.prefix import Snapshot
 from power_core.shapes import ShapeProfile, WidthClass
 from power_core.target import RowBatch, SessionOptions
 from power_core.testing.faults import Faults, Strict, guarded
@@ -17,7 +18,7 @@ from power_core.types import SeqId, TokenId
 if TYPE_CHECKING:
     from power_core.testing.targets import ScriptedTarget
 
-__all__ = ["ScriptedSession"]
+__all__ = ["ScriptedPrefixStore", "ScriptedSession"]
 
 
 @define
@@ -225,9 +226,66 @@ class ScriptedSession(Strict):
             raise BackendError(f"cannot restore sequence {seq}", who="scripted target", where="restore")
         self._cut(seq, checkpoint.length)
 
+    # Copies for the prompt cache
+
+    def prefix_store(self) -> ScriptedPrefixStore:
+        """Copies of this session's sequences; bounded memory can only be loaded whole."""
+        return ScriptedPrefixStore(self, can_cut=self.rollback_capacity is None)
+
+    def copy_out(self, seq: SeqId) -> tuple[list[TokenId], list[State]]:
+        """Tokens and states of *seq*."""
+        with self.exclusive("copy_out"):
+            held = self._sequence(seq)
+            self.faults.leave("copy_out")
+            return held.tokens, held.states
+
+    def copy_in(self, seq: SeqId, tokens: list[TokenId], states: list[State]) -> None:
+        """Give the empty *seq* what `copy_out` returned, or a beginning of it."""
+        with self.exclusive("copy_in"):
+            held = self._sequence(seq)
+            self.require(not held.tokens, f"a state is loaded into sequence {seq}, which holds tokens")
+            held.tokens, held.states, held.window = tokens, states, 0
+            self.faults.leave("copy_in")
+
     def _sequence(self, seq: SeqId) -> _Sequence:
         self.require(seq in self._sequences, f"sequence {seq} is not open")
         return self._sequences[seq]
+
+
+@frozen
+class ScriptedPrefixStore:
+    """
+    The `power_core.prefix.PrefixStore` of a scripted session; copies do not leave the process.
+
+    Args:
+        session: Whose sequences are copied.
+        can_cut: Whether a copy can be loaded in part.
+        longest: Positions up to which a sequence can be copied.
+    """
+
+    session: ScriptedSession
+    can_cut: bool
+    longest: int | None = None
+
+    def save(self, seq: SeqId) -> Snapshot | None:
+        tokens, states = self.session.copy_out(seq)
+        return Snapshot((tokens, states), 8 * len(tokens), len(tokens), self.can_cut)
+
+    def load(self, seq: SeqId, snapshot: Snapshot, length: int) -> None:
+        tokens, states = cast("tuple[list[TokenId], list[State]]", snapshot.payload)
+        self.session.require(
+            length == snapshot.length or self.can_cut, f"{length} of {snapshot.length} tokens of a whole state"
+        )
+        self.session.copy_in(seq, tokens[:length], states[: length + 1])
+
+    def free(self, snapshot: Snapshot) -> None:
+        """Nothing to do: the copy goes with the snapshot."""
+
+    def to_bytes(self, snapshot: Snapshot) -> bytes | None:  # noqa: ARG002 - none can
+        return None
+
+    def from_bytes(self, data: bytes) -> Snapshot:
+        raise BackendError("a scripted state is never on the disk", who="scripted target", got=len(data))
 
 
 def _row_states(chain: Chain, tokens: list[TokenId], states: list[State]) -> list[RowState]:

@@ -118,7 +118,7 @@ class ScriptedTarget:
 
     def capabilities(self, options: SessionOptions) -> frozenset[str]:
         """What a session opened with *options* can do."""
-        names = {Capability.LOGITS, Capability.GREEDY_IDS}
+        names = {Capability.LOGITS, Capability.GREEDY_IDS, Capability.PREFIX_REUSE}
         if self.snapshots:
             names.add(Capability.STATE_SNAPSHOT)
         if options.hidden_layers:

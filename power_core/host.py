@@ -1,0 +1,82 @@
+"""
+The host profile: cores, priority and threads a process decodes with. Set only where asked for, always recorded.
+
+The numbers say how fast a run could be, so receipts carry them.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from power_core.errors import ConfigError
+
+__all__ = ["apply_host", "host_facts", "parse_cores", "usable_cores"]
+
+_WAIT_POLICIES = ("OMP_WAIT_POLICY", "OMP_NUM_THREADS", "OMP_PROC_BIND", "KMP_BLOCKTIME", "GOMP_SPINCOUNT")
+
+
+def parse_cores(text: str) -> frozenset[int]:
+    """
+    The cores that *text* names.
+
+    Raises:
+        ConfigError: It is no list of numbers and ranges.
+
+    >>> sorted(parse_cores("0-2,5"))
+    [0, 1, 2, 5]
+    """
+    cores: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.strip().partition("-")
+        if not first.isdecimal() or not (last or first).isdecimal() or not int(first) <= int(last or first) < 4096:
+            raise ConfigError(f"affinity is {text!r:.80}", who="config", got=text, expected="cores as in 0-3,6")
+        cores.update(range(int(first), int(last or first) + 1))
+    return frozenset(cores)
+
+
+def usable_cores() -> int:
+    """Cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def apply_host(affinity: str | None, priority: int | None) -> None:
+    """
+    Set what is given, for this process and the threads it starts from now on.
+
+    Raises:
+        ConfigError: The system cannot, or does not let this user.
+    """
+    if affinity is not None:
+        if not hasattr(os, "sched_setaffinity"):
+            raise ConfigError("affinity cannot be set on this system", who="config", fix="leave affinity out")
+        _attempt("affinity", affinity, lambda: os.sched_setaffinity(0, parse_cores(affinity)))
+    if priority is not None:
+        if not hasattr(os, "setpriority"):
+            raise ConfigError("priority cannot be set on this system", who="config", fix="leave priority out")
+        _attempt("priority", priority, lambda: os.setpriority(os.PRIO_PROCESS, 0, priority))
+
+
+def host_facts(threads: int | None) -> dict[str, Any]:
+    """
+    What the process runs with now.
+
+    Args:
+        threads: Compute threads that were asked for; None left them to the backend.
+    """
+    facts: dict[str, Any] = {"threads": threads, "usable_cores": usable_cores(), "cores": os.cpu_count()}
+    if hasattr(os, "sched_getaffinity"):
+        facts["affinity"] = sorted(os.sched_getaffinity(0))
+    if hasattr(os, "getpriority"):
+        facts["priority"] = os.getpriority(os.PRIO_PROCESS, 0)
+    facts["environment"] = {name: os.environ[name] for name in _WAIT_POLICIES if name in os.environ}
+    return facts
+
+
+def _attempt(key: str, value: object, action: Any) -> None:
+    try:
+        action()
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"{key} {value} cannot be set: {exc}", who="config", where=key, got=value) from exc
