@@ -343,16 +343,21 @@ class NativeContext:
         self.handle  # noqa: B018 - raises where the context is closed
         return self._memory
 
-    def snapshot(self, seq: int) -> NDArray[np.uint8]:
+    def snapshot(self, seq: int, *, whole: bool = False) -> NDArray[np.uint8]:
         """
         A copy of the state of *seq* that rows cannot be cut from: recurrent state, small sliding windows.
+
+        Args:
+            seq: The sequence.
+            whole: Copy everything, for `restore_whole`.
 
         Raises:
             BackendError: llama.cpp wrote another size than it announced.
         """
-        size = self._lib.llama_state_seq_get_size_ext(self.handle, seq, _PARTIAL_ONLY)
+        flags = 0 if whole else _PARTIAL_ONLY
+        size = self._lib.llama_state_seq_get_size_ext(self.handle, seq, flags)
         data = np.empty(size, np.uint8)
-        written = self._lib.llama_state_seq_get_data_ext(self.handle, _bytes_of(data), size, seq, _PARTIAL_ONLY)
+        written = self._lib.llama_state_seq_get_data_ext(self.handle, _bytes_of(data), size, seq, flags)
         if written != size or not size:
             raise BackendError(
                 f"the snapshot of sequence {seq} has {written} bytes", plugin=PLUGIN, got=written, expected=size
@@ -373,6 +378,16 @@ class NativeContext:
     def before_close(self, free: Callable[[], None]) -> None:
         """Call *free* before the context is freed: a draft context holds a raw pointer to its target's."""
         self._before_close.append(free)
+
+    def restore_whole(self, seq: int, data: NDArray[np.uint8]) -> bool:
+        """
+        Make *seq* what a whole `snapshot`, of any sequence, describes.
+
+        Returns:
+            False where llama.cpp refused; *seq* may then hold anything.
+        """
+        read = self._lib.llama_state_seq_set_data_ext(self.handle, _bytes_of(data), data.size, seq, 0)
+        return bool(read == data.size)
 
     def close(self) -> None:
         """Free the context. Idempotent."""

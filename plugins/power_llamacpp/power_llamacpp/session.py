@@ -37,6 +37,7 @@ from power_llamacpp.draft_open import open_draft
 from power_llamacpp.evaluate import Computed, Evaluator
 from power_llamacpp.gguf_file import GgufInfo
 from power_llamacpp.plan import Chain, is_dense, read_chains, refusal, scratch_sequences, widest_gap
+from power_llamacpp.prefix import LlamaCppPrefixStore
 from power_llamacpp.rows import LlamaCppRows
 from power_llamacpp.taps import check_hidden_layers
 
@@ -156,7 +157,7 @@ class LlamaCppSession:
 
     def _offered(self, hidden_layers: tuple[int, ...]) -> frozenset[str]:
         offered = {Capability.LOGITS, Capability.GREEDY_IDS, Capability.STATE_SNAPSHOT}
-        if not self._is_recurrent and not self._evicts:
+        if not self._evicts:
             offered.add(Capability.PREFIX_REUSE)
         if hidden_layers:
             offered.add(Capability.HIDDEN_STATES)
@@ -183,6 +184,38 @@ class LlamaCppSession:
             context_size=self.context_size,
             max_sequences=self.max_sequences,
         )
+
+    # Copies
+
+    def prefix_store(self) -> LlamaCppPrefixStore:
+        """Copies of sequences for the prompt cache: see `power_llamacpp.prefix` for what can be copied exactly."""
+        return LlamaCppPrefixStore(self, can_cut=not self._is_recurrent, longest=self._window or None)
+
+    def export_state(self, seq: SeqId) -> NDArray[np.uint8]:
+        """Everything llama.cpp holds for *seq*; a private copy."""
+        self._state(seq)
+        return self._context.snapshot(seq * self._stride, whole=True)
+
+    def import_state(self, seq: SeqId, data: NDArray[np.uint8], held: int, length: int) -> None:
+        """
+        Give the empty *seq* the first *length* of the *held* positions of an exported state.
+
+        Raises:
+            BackendError: *seq* is not empty, or llama.cpp refused; *seq* is empty then.
+        """
+        state, native = self._state(seq), seq * self._stride
+        if state.length or length > self.context_size:
+            raise refusal(f"sequence {seq} holds {state.length} positions", state.length, "an empty sequence")
+        self._evaluator.empty_scratch(seq)
+        done = self._context.restore_whole(native, data) and self._context.last_position(native) == held - 1
+        if not done or (length < held and not self._context.remove(native, length)):
+            self._empty(seq)
+            raise BackendError(f"llama.cpp would not load a state into sequence {seq}", plugin=PLUGIN, got=data.size)
+        self._forwards += 1  # a number of its own: no checkpoint of other rows fits these
+        state.writers[:length] = self._forwards
+        state.length = length
+        for other in self._sequences.values():
+            other.depth = 0  # the loaded state may have moved others, without their earlier ones
 
     # Sequences
 

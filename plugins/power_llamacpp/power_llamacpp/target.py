@@ -23,6 +23,7 @@ from power_llamacpp.draft_check import check_own_layer
 from power_llamacpp.gguf_check import GgufInfo, check_gguf
 from power_llamacpp.native import library, log_bridge
 from power_llamacpp.session import LlamaCppSession, context_size_of
+from power_llamacpp.sizes import session_bytes
 from power_llamacpp.taps import check_hidden_layers
 from power_llamacpp.tokenizer import LlamaCppTokenizer
 
@@ -129,6 +130,10 @@ class LlamaCppModel:
             info=self.info,
             flash_attention=flash_attention,
         )
+
+    def session_bytes(self, options: SessionOptions) -> int:
+        """The most bytes a session of *options* can take, from the file's header."""
+        return session_bytes(self.info, options, self.config, context_size_of(options, self.trained_context))
 
     def _checked(self, options: SessionOptions) -> SessionOptions:
         """*options* with every default filled in."""
