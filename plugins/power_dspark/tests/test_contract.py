@@ -269,9 +269,10 @@ def test_values_that_native_code_would_not_notice_are_refused(make: Make, option
         ({"tokenizer_sha256": "c" * 64}, "tokenizer aaaa"),
     ],
 )
-def test_another_target_is_refused(make: Make, changes: dict[str, Any], found: str) -> None:
+@pytest.mark.parametrize("key", ["dflash.tokenizer_sha256", "power.tokenizer_sha256"])
+def test_another_target_is_refused(make: Make, key: str, changes: dict[str, Any], found: str) -> None:
     """Hidden size, vocabulary, block count, and a tokenizer of the same size but other content."""
-    file = make(overrides={"dflash.tokenizer_sha256": "a" * 64})
+    file = make(overrides={key: "a" * 64})
     facts = CONTRACT.check(file)
     CONTRACT.check_target(file, facts, target())
     assert found in refused(lambda: CONTRACT.check_target(file, facts, target(**changes)))
