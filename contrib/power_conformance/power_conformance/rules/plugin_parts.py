@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +67,7 @@ def check_factories(subject: PluginSubject) -> None:
         made = item.value(_default(item))
         if not isinstance(made, TargetBackend):
             fail(f"target {item.name!r} made a {type(made).__name__}", "a TargetBackend: `claims` and `load`")
-    for item in registry.strategies:
-        made = item.value(_default(item))
+    for item, made in _drafters(subject):
         if not isinstance(made, Drafter):
             fail(f"strategy {item.name!r} made a {type(made).__name__}", "a Drafter: `requirements` and `open`")
         if not isinstance(made.requirements(), DrafterRequirements):
@@ -79,11 +78,12 @@ def check_factories(subject: PluginSubject) -> None:
 def check_zero_weight(subject: PluginSubject) -> None:
     """Only strategies that need no artifact call themselves zero-weight, because `auto` chooses among those."""
     for item in subject.registry().strategies:
-        kind = item.value(_default(item)).requirements().artifact_kind
+        if item.options.get("zero_weight") and item.options.get("artifact_kind") is not None:
+            fail(f"strategy {item.name!r} is zero-weight and loads {item.options['artifact_kind']!r}", "one of the two")
+    for item, made in _drafters(subject):
+        kind = made.requirements().artifact_kind
         if item.options.get("zero_weight") and kind is not None:
             fail(f"strategy {item.name!r} is zero-weight and requires an artifact of kind {kind!r}", "one of the two")
-        if item.options.get("auto_rank") is not None and not item.options.get("zero_weight"):
-            fail(f"strategy {item.name!r} has an auto_rank and is not zero-weight", "an auto_rank for zero-weight ones")
 
 
 @rule("P-DOCS-01", look="RegisterStrategy and ModelSource in power_core/hookspecs.py")
@@ -189,6 +189,16 @@ def _is_frozen(config: type) -> bool:
 
 def _default(item: Registration[Any]) -> Any:
     return None if item.config is None else item.config()
+
+
+def _drafters(subject: PluginSubject) -> Iterator[tuple[Registration[Any], Any]]:
+    """Strategies with what their factories make; those that cannot be made without an artifact are left out."""
+    for item in subject.registry().strategies:
+        factory: Callable[..., Any] = item.value
+        if item.options.get("artifact_optional"):
+            yield item, factory(_default(item), None)
+        elif item.options.get("artifact_kind") is None:
+            yield item, factory(_default(item))
 
 
 def _backends(subject: PluginSubject) -> Iterator[tuple[str, TargetBackend]]:
