@@ -57,18 +57,7 @@ def _device(instance: Any, attribute: Attribute[Any], value: Any) -> None:
 
 @frozen
 class _Shared:
-    """
-    Options that both strategies have; see the two classes.
-
-    Args:
-        executor: `native` evaluates a GGUF beside the target in the target's own library, `torch` any file in torch;
-            `auto` is native where the target can and the file is a GGUF, else torch.
-        draft_p_min: The proposal ends before the first token whose own chance is below this. 0 never cuts.
-        ring: Committed positions the torch executor keeps; 0 keeps the whole context.
-        device: Where the torch executor computes: `cpu`, `cuda` or `cuda:N`.
-        dtype: Element type of its matrices and of the ring: `fp32` or `bf16`.
-        compiled: Whether its forward is compiled; pays on devices where launching small kernels dominates.
-    """
+    """Options that both strategies have; the two classes describe them."""
 
     strategy: ClassVar[str] = ""
     executor: str = field(default="auto", validator=_one_of("auto", "native", "torch"), kw_only=True)
@@ -84,9 +73,16 @@ class _Shared:
 @frozen
 class DFlashConfig(_Shared):
     """
-    Options of `dflash`, beside the shared ones.
+    Options of `dflash`.
 
     Args:
+        executor: `native` evaluates a GGUF beside the target in the target's own library, `torch` any file in torch;
+            `auto` is native where the target can and the file is a GGUF, else torch.
+        draft_p_min: The proposal ends before the first token whose own chance is below this. 0 never cuts.
+        ring: Committed positions the torch executor keeps; 0 keeps the whole context.
+        device: Where the torch executor computes: `cpu`, `cuda` or `cuda:N`.
+        dtype: Element type of its matrices and of the ring: `fp32` or `bf16`.
+        compiled: Whether its forward is compiled; pays on devices where launching small kernels dominates.
         draft_margin: The proposal ends before the first token whose chance is less than this above the runner-up's.
         full_block: Denoise all rows of the block even where fewer tokens are asked for: the first tokens then do not
             depend on how many were asked for, as in training, and a short proposal costs as much as a long one.
@@ -102,9 +98,16 @@ class DFlashConfig(_Shared):
 @frozen
 class DFlash2Config(_Shared):
     """
-    Options of `dflash2`, beside the shared ones.
+    Options of `dflash2`.
 
     Args:
+        executor: `native` evaluates a GGUF beside the target in the target's own library, `torch` any file in torch;
+            `auto` is native where the target can and the file is a GGUF, else torch.
+        draft_p_min: The proposal ends before the first token whose own chance is below this. 0 never cuts.
+        ring: Committed positions the torch executor keeps; 0 keeps the whole context.
+        device: Where the torch executor computes: `cpu`, `cuda` or `cuda:N`.
+        dtype: Element type of its matrices and of the ring: `fp32` or `bf16`.
+        compiled: Whether its forward is compiled; pays on devices where launching small kernels dominates.
         draft_margin: The proposal ends before the first token whose log score, under the token chosen before it, is
             less than this above the runner-up's.
     """
