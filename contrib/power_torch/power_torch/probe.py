@@ -1,0 +1,225 @@
+"""
+Which row counts give a row the same bits on this machine, and what each costs.
+
+Forwards of one row count run the same kernels. That these treat every row alike, whatever its index and its
+companions, that attention does not depend on how much masked cache it reads, and which other row counts agree,
+is measured with the model's own weights before a session is used. Nothing is believed of a kernel library: a
+width or span that disagrees is not used, and where rows of one width disagree among themselves nothing is promised.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import time
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import torch
+from attrs import field, frozen
+
+from power_core.shapes import ExactnessLevel, ShapeIdentity, ShapeProfile, WidthClass
+from power_core.types import JSON
+from power_torch.cache import KvCache
+from power_torch.network import Network
+from power_torch.step import Chain, Step, make_step
+
+__all__ = ["PROMPT_ROWS", "measure"]
+
+PROMPT_ROWS = 8
+"""Rows that the probe puts before those it compares."""
+
+_REPEATS = 3  # timed forwards a width
+_LEAST_PREFILL = 16
+
+
+def measure(
+    network: Network, cache: KvCache, *, max_rows: int, prefill_rows: int, sequences: int, facts: Mapping[str, JSON]
+) -> ShapeProfile:
+    """
+    Measure the classes of decode and prompt forwards.
+
+    Args:
+        network: The model.
+        cache: Room for `PROMPT_ROWS + max(max_rows, prefill_rows)` positions of each sequence; its rows are
+            overwritten, and its spans cut down to those that agree.
+        max_rows: Most rows of a decode step.
+        prefill_rows: Most rows of a prompt step.
+        sequences: Sequences of the session.
+        facts: What else decides the numbers: for the identity.
+    """
+    probe = _Probe(network, cache)
+    decode, prefill = probe.settle(_ladder(1, max_rows), _ladder(min(_LEAST_PREFILL, prefill_rows), prefill_rows))
+    is_stable = all(probe.is_consistent(width) for width in {max_rows, prefill_rows})
+    is_stable = is_stable and (sequences < 2 or probe.ignores_companions(max_rows))
+    level = ExactnessLevel.BITWISE if decode[0] == 1 else ExactnessLevel.PADDED
+    if not is_stable:
+        level, decode, prefill = ExactnessLevel.UNVERIFIED, (max_rows,), (prefill_rows,)
+    mark = {**facts, "spans": cache.spans[-1:], "bits": probe.digest(max_rows)}
+    is_one_class = is_stable and probe.agree(max_rows, prefill_rows)
+    if is_one_class:  # prompt chunks may then be as narrow as decode steps
+        prefill = tuple(sorted({*decode, *prefill}))
+    else:
+        mark_prefill = {**facts, "kind": "prompt", "spans": cache.spans[-1:], "bits": probe.digest(prefill_rows)}
+    identity = ShapeIdentity.of(mark)
+    return ShapeProfile(
+        level=level,
+        decode=WidthClass(identity, decode, probe.costs(decode)),
+        prefill=WidthClass(identity if is_one_class else ShapeIdentity.of(mark_prefill), prefill),
+        evidence={
+            "decode_widths": list(decode),
+            "prefill_widths": list(prefill),
+            "attention_spans": list(cache.spans),
+            "kv_bytes": cache.nbytes,
+            **facts,
+        },
+    )
+
+
+def _ladder(least: int, most: int) -> list[int]:
+    """Powers of two from *least* on, and *most*."""
+    return [*itertools.takewhile(lambda width: width < most, (least << i for i in itertools.count())), most]
+
+
+@frozen(eq=False)
+class _Probe:
+    """Forwards of made-up text, at any width and in any chunks."""
+
+    network: Network
+    cache: KvCache
+    _known: dict[int, torch.Tensor] = field(factory=dict, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._rows([PROMPT_ROWS], PROMPT_ROWS, start=0)
+
+    def settle(self, *ladders: Sequence[int]) -> list[tuple[int, ...]]:
+        """
+        Cut the cache's spans down to those that agree, and each ladder to the widths that agree with its last.
+
+        Forwards are only compared once the spans they use are known to agree with each other.
+        """
+        self.cache.spans = self._agreeing_spans([ladder[-1:] for ladder in ladders])
+        classes = [self._agreeing_widths(ladder) for ladder in ladders]
+        spans = self._agreeing_spans(classes)
+        if spans != self.cache.spans:  # a narrower width does not agree in some span
+            self.cache.spans = spans
+            self._known.clear()
+            classes = [self._agreeing_widths(widths) for widths in classes]
+        return classes
+
+    # Whole forwards
+
+    def _agreeing_widths(self, candidates: Sequence[int]) -> tuple[int, ...]:
+        """Those of *candidates*, ascending, that agree with the last."""
+        return tuple(width for width in candidates if self.agree(width, candidates[-1]))
+
+    def agree(self, width: int, other: int) -> bool:
+        """Whether the rows that two row counts have in common are the same."""
+        least = min(width, other)
+        return torch.equal(self._full(width)[:least], self._full(other)[:least])
+
+    def is_consistent(self, width: int) -> bool:
+        """Whether a row's bits depend neither on its index in a forward of *width* rows nor on what follows it."""
+        expected = self._full(width)
+        cuts = {1, width // 2, width - 1} - {0, width}
+        return all(torch.equal(self._rows([cut, width - cut], width), expected) for cut in sorted(cuts))
+
+    def ignores_companions(self, width: int) -> bool:
+        """Whether rows of another sequence, before a row or after it, leave it alone."""
+        if width < 2:
+            return True
+        row, expected = Chain(0, 0, 1, PROMPT_ROWS), self._full(width)[0]
+        before = self._forward([row._replace(first=width - 1), Chain(1, 0, width - 1, 0)], width)
+        after = self._forward([row, Chain(1, 1, width - 1, 0)], width)
+        return torch.equal(before[width - 1], expected) and torch.equal(after[0], expected)
+
+    def digest(self, width: int) -> str:
+        """Of a row's logits at *width*: the same where two widths, sessions or processes compute alike."""
+        return hashlib.sha256(self._full(width)[0].float().cpu().numpy().tobytes()).hexdigest()
+
+    def costs(self, widths: Iterable[int]) -> tuple[float, ...]:
+        """Time of a forward at each of *widths*, in units of the first; never less for a wider one."""
+        times = list(itertools.accumulate((self._timed(width) for width in widths), max))
+        return tuple(round(value / times[0], 3) for value in times)
+
+    def _timed(self, width: int) -> float:
+        step = self._step([Chain(0, 0, width, PROMPT_ROWS)], width)
+        times = []
+        for _ in range(_REPEATS):
+            began = time.perf_counter()
+            logits = self.network.forward(step, self.cache).logits
+            if logits is not None:
+                logits[0, 0].item()  # waits for an accelerator
+            times.append(time.perf_counter() - began)
+        return min(times)
+
+    def _full(self, width: int) -> torch.Tensor:
+        """[width, vocab]: the rows of one chain that fills a forward."""
+        known = self._known.get(width)
+        if known is None:
+            known = self._known[width] = self._rows([width], width)
+        return known
+
+    def _rows(self, chunks: Sequence[int], width: int, start: int = PROMPT_ROWS) -> torch.Tensor:
+        """Logits of a text evaluated in *chunks*, each in a forward of *width* rows."""
+        results = []
+        for chunk in chunks:
+            results.append(self._forward([Chain(0, 0, chunk, start)], width)[:chunk])
+            start += chunk
+        return torch.cat(results)
+
+    def _forward(self, chains: Sequence[Chain], width: int) -> torch.Tensor:
+        logits = self.network.forward(self._step(chains, width), self.cache).logits
+        if logits is None:
+            raise RuntimeError("a forward without logits was probed")
+        return logits
+
+    def _step(self, chains: Sequence[Chain], width: int, spans: Sequence[int] = ()) -> Step:
+        """A forward of *width* rows in which nothing is narrower than that."""
+        ordered = sorted(chains, key=lambda chain: chain.first)
+        vocab = self.network.hparams.vocab_size
+        # A token is decided by its sequence and position: the text is the same however it is cut.
+        tokens = [(7919 * (c.position + i) + 104729 * c.seq + 13) % vocab for c in ordered for i in range(c.rows)]
+        return make_step(
+            tokens,
+            ordered,
+            np.arange(len(tokens)),
+            width=width,
+            tiles=WidthClass(ShapeIdentity(""), (width,)),
+            spans=spans or self.cache.spans,
+            group=self.network.group,
+            window=self.network.hparams.sliding_window,
+            device=self.network.device,
+        )
+
+    # Attention alone, as a whole forward at every span would take too long
+
+    def _agreeing_spans(self, classes: Sequence[Sequence[int]]) -> tuple[int, ...]:
+        """The cache's spans in which every width of *classes* gives the bits that its widest gives in the longest."""
+        *shorter, longest = self.cache.spans
+        generator = torch.Generator().manual_seed(0)
+        hparams = self.network.hparams
+        rows = torch.randn((longest, 2 * hparams.num_kv_heads, hparams.head_dim), generator=generator)
+        self.cache.write(0, 0, 0, rows.to(self.network.device))
+        agreeing = [span for span in shorter if all(self._span_agrees(span, longest, widths) for widths in classes)]
+        self._rows([PROMPT_ROWS], PROMPT_ROWS, start=0)  # puts back what the random rows took the place of
+        return (*agreeing, longest)
+
+    def _span_agrees(self, span: int, longest: int, widths: Sequence[int]) -> bool:
+        fitting = [width for width in widths if width <= span]
+        if not fitting:
+            return True  # no chain that wide ends in this span
+        start = span - fitting[-1]
+        expected = self._attention(fitting[-1], longest, start)
+        return all(torch.equal(self._attention(width, span, start), expected[:width]) for width in fitting)
+
+    def _attention(self, width: int, span: int, start: int) -> torch.Tensor:
+        network = self.network
+        generator = torch.Generator().manual_seed(1)
+        heads = network.hparams.num_heads + 2 * network.hparams.num_kv_heads
+        # Drawn row after row: narrower forwards get the first rows of wider ones.
+        qkv = torch.randn((width, heads, network.hparams.head_dim), generator=generator).to(network.device)
+        mixed = torch.zeros((width, network.hparams.query_size), device=network.device)
+        tile = self._step([Chain(0, 0, width, start)], width, spans=(span,)).tiles[0]
+        network.attend(tile, qkv, self.cache.views(0, span)[0], mixed, is_windowed=False)
+        return mixed
