@@ -23,18 +23,18 @@ def tiny_attention(folder: Path) -> tuple[TargetModel, list[SessionOptions]]:
     return model, [_options((0, 2))]
 
 
-def tiny_window(folder: Path) -> TargetModel:
+def tiny_window(folder: Path) -> tuple[TargetModel, list[SessionOptions]]:
     """A sliding window that forgets what it has passed."""
     from power_core.testing import gguf
 
-    return _loaded(folder, gguf.tiny_gemma3, swa_full=False)
+    return _loaded(folder, gguf.tiny_gemma3, swa_full=False), [_options()]
 
 
-def tiny_recurrent(folder: Path) -> TargetModel:
+def tiny_recurrent(folder: Path) -> tuple[TargetModel, list[SessionOptions]]:
     """A state that cannot be cut."""
     from power_core.testing import gguf
 
-    return _loaded(folder, gguf.tiny_recurrent)
+    return _loaded(folder, gguf.tiny_recurrent), [_options()]
 
 
 def tiny_hybrid(folder: Path) -> tuple[TargetModel, list[SessionOptions]]:
@@ -46,11 +46,13 @@ def tiny_hybrid(folder: Path) -> tuple[TargetModel, list[SessionOptions]]:
     return model, [_options((NEXTN_STATE, 0))]
 
 
-def _options(hidden_layers: tuple[int, ...]) -> SessionOptions:
-    """What the conformance kit tries targets with, and layers to read."""
+def _options(hidden_layers: tuple[int, ...] = ()) -> SessionOptions:
+    """What the conformance kit tries targets with, layers to read, and one thread, as is enough for these models."""
     from power_core.target import SessionOptions
 
-    return SessionOptions(context_size=64, max_sequences=3, max_rows=8, rollback_rows=4, hidden_layers=hidden_layers)
+    return SessionOptions(
+        context_size=64, max_sequences=3, max_rows=8, rollback_rows=4, hidden_layers=hidden_layers, threads=1
+    )
 
 
 def _loaded(folder: Path, write: Callable[[Path], Path], *, swa_full: bool = True) -> TargetModel:
