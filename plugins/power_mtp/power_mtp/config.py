@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from attrs import Attribute, field, frozen
 
 from power_core.errors import ConfigError
 
-__all__ = ["EXECUTORS", "MtpConfig"]
+__all__ = ["DTYPES", "EXECUTORS", "MtpConfig"]
 
 EXECUTORS = ("auto", "native", "torch")
+DTYPES = ("fp32", "bf16")
 
 
-def _is_executor(_config: MtpConfig, attribute: Attribute[str], value: str) -> None:
-    if value not in EXECUTORS:
-        raise _refuse(attribute.name, value, "one of " + ", ".join(EXECUTORS))
+def _one_of(*words: str) -> Callable[[Any, Attribute[str], str], None]:
+    def check(_config: Any, attribute: Attribute[str], value: str) -> None:
+        if value not in words:
+            raise _refuse(attribute.name, value, "one of " + ", ".join(words))
+
+    return check
 
 
 def _is_threshold(_config: MtpConfig, attribute: Attribute[float], value: float) -> None:
@@ -46,13 +53,15 @@ class MtpConfig:
         draft_p_min: A draft ends before a token of a smaller probability than this. 0 never cuts.
         fr_vocab_size: Rows of the output matrix that are projected, from the first on: token ids, or the most
             frequent tokens of a head with `d2t`. 0 projects all.
-        draft_cache: Context positions the head's own K/V ring keeps (torch executor); 0 keeps all.
+        ring: Context positions the head's own K/V ring keeps (torch executor); 0 keeps all.
         device: Where the torch executor computes, as torch names it.
+        dtype: Its matrices and ring: `fp32`, or `bf16` where the processor multiplies it fast.
     """
 
-    executor: str = field(default="auto", validator=_is_executor)
+    executor: str = field(default="auto", validator=_one_of(*EXECUTORS))
     draft_margin: float = field(default=0.0, validator=_is_threshold, metadata={"inherits": "spec_draft_margin"})
     draft_p_min: float = field(default=0.0, validator=_is_threshold, metadata={"inherits": "spec_draft_p_min"})
     fr_vocab_size: int = field(default=0, validator=_is_count, metadata={"inherits": "spec_mtp_fr_vocab_size"})
-    draft_cache: int = field(default=512, validator=_is_count)
+    ring: int = field(default=512, validator=_is_count)
     device: str = "cpu"
+    dtype: str = field(default="fp32", validator=_one_of(*DTYPES))

@@ -23,6 +23,7 @@ from power_mtp.layout import HeadShape, tensor_name
 
 __all__ = ["HeadWeights", "TorchHead", "load_weights", "open_torch_head"]
 
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _CHUNK = 64  # context rows a forward; a rollback of as many is exact in a ring that has wrapped
 _FIRST_STEPS = 8  # draft steps there is room for before the chain's memory grows
 
@@ -63,10 +64,12 @@ def open_torch_head(file: TensorFile, model: TargetModel, session: TargetSession
     if not isinstance(model, SharedWeights):
         raise CapabilityError("this target's backend shares no embedding", who="strategy 'mtp'", plugin="mtp")
     shape = head_shape(file)
-    weights = load_weights(file, shape, model, rows=config.fr_vocab_size, device=_device(config.device))
+    weights = load_weights(
+        file, shape, model, rows=config.fr_vocab_size, dtype=_DTYPES[config.dtype], device=_device(config.device)
+    )
     return TorchHead(
         shape, weights, model.matrix("token_embd"),
-        cap=min(config.draft_cache or session.context_size, session.context_size),
+        cap=min(config.ring or session.context_size, session.context_size),
         max_sequences=session.max_sequences,
     )  # fmt: skip
 
@@ -77,7 +80,7 @@ def load_weights(
     model: SharedWeights,
     *,
     rows: int = 0,
-    dtype: torch.dtype = torch.bfloat16,
+    dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> HeadWeights:
     """

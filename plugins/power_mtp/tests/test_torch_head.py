@@ -148,7 +148,7 @@ def test_fewer_projected_rows_are_the_first_ones(tmp_path: Path, name: str) -> N
 
 
 def test_bfloat16_stays_near(tmp_path: Path) -> None:
-    """In bfloat16, the default, the likeliest token is nearly always the reference's."""
+    """In bfloat16 the likeliest token is nearly always the reference's."""
     shape = SHAPES["reduced"]
     values = random_tensors(shape)
     head = open_head(write_safetensors(tmp_path, values, head_config(shape)), dtype=torch.bfloat16)
