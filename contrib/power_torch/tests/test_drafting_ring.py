@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from power_torch.drafting import BackboneShape, BackboneWeights, BlockBackbone, ConvWeights, KvRing, LayerWeights
@@ -183,3 +185,24 @@ def test_the_ring_says_what_it_takes():
     """Bytes follow `cap`, rounded up to chunks with one to spare and a trash slot, not the context."""
     ring = KvRing(layers=3, kv_heads=KV_HEADS, head_dim=HEAD_DIM, cap=100)
     assert ring.nbytes == 2 * 3 * KV_HEADS * (192 + 1) * HEAD_DIM * 4
+
+
+def test_a_round_is_one_graph_whatever_the_batch(monkeypatch):
+    """Compiled, the forward is traced whole and once: a smaller batch is padded to the same shape."""
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    weights = random_weights(conv=True)
+    ring = KvRing(layers=2, kv_heads=KV_HEADS, head_dim=HEAD_DIM, cap=64, max_sequences=2)
+    plain, compiled = BlockBackbone(weights, ring), BlockBackbone(weights, ring, compiled=True)
+    for seq in range(2):
+        ring.open(seq)
+        plain.fold(seq, 0, random_rows(20 + seq, seed=seq))
+    for seqs in ([0, 1], [1], [0]):
+        asked = (seqs, [20 + seq for seq in seqs], BLOCK.expand(len(seqs), -1, -1))
+        torch.testing.assert_close(compiled.forward(*asked), plain.forward(*asked), rtol=0, atol=1e-4)
+    assert len(graphs) == 1

@@ -51,7 +51,7 @@ class BlockBackbone:
         self._fold_rows = tuple(min(rows, ring.cap) for rows in fold_rows)
         self._device = weights.fc.device
         self._rope = Rope(weights.shape.rope_base, weights.shape.rope_dims, self._device)
-        self._run = torch.compile(self._denoise, dynamic=False) if compiled else self._denoise
+        self._run = torch.compile(self._denoise, dynamic=False, fullgraph=True) if compiled else self._denoise
         self._is_static = compiled
 
     def fold(self, seq: int, position: int, features: NDArray[np.float32] | Tensor) -> None:
