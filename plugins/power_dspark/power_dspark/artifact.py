@@ -25,7 +25,7 @@ blk.i.ffn_gate/up.weight    layers.i.mlp.gate_proj/up_proj.weight               
 blk.i.ffn_down.weight       layers.i.mlp.down_proj.weight                         H, F         float or quantized
 markov_w1.weight            markov_head.markov_w1.weight                          V, R         float or quantized
 markov_w2.weight            markov_head.markov_w2.weight                          Vd, R        float or quantized
-conf_proj.weight            confidence_head.proj.weight                           1, H+R       optional; float
+conf_proj.weight            confidence_head.proj.weight                           1, H+R       optional; as the others
 conf_proj.bias              confidence_head.proj.bias                             1            optional; F32
 d2t                         d2t                                                   Vd           I64; with Vd < V only
 ==========================  ====================================================  ===========  =======================
@@ -184,7 +184,7 @@ def _check_type(file: TensorFile, name: str, dtype: str, spelled: str) -> None:
     elif name.endswith(_VECTORS):
         allowed = frozenset({"F32"})
     else:
-        allowed = _FLOATS if name == "conf_proj.weight" else _FLOATS | _QUANTIZED
+        allowed = _FLOATS | _QUANTIZED
     if dtype not in allowed:
         refuse(file.path, f"{spelled} is of type {dtype}", got=dtype, expected=" or ".join(sorted(allowed)))
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from power_core.hookspecs import RegisterContract, RegisterStrategy, hookimpl
+from power_core.hookspecs import RegisterContract, RegisterFixture, RegisterStrategy, hookimpl
+from power_dspark import fixtures
 from power_dspark.config import DsparkConfig
 
 if TYPE_CHECKING:
@@ -39,3 +40,10 @@ def power_register_strategies(register: RegisterStrategy) -> None:
         DsparkConfig.strategy, _drafter, config=DsparkConfig, artifact_kind=_KIND, auto_rank=10,
         description="a block in one pass, a Markov head over it, and a confidence for each token",
     )  # fmt: skip
+
+
+@hookimpl
+def power_register_fixtures(register: RegisterFixture) -> None:
+    """Offer a tiny drafter in each container to ``power conformance``."""
+    register("gguf", fixtures.tiny_gguf, kind="artifact")
+    register("published", fixtures.tiny_published, kind="artifact")
