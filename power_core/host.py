@@ -28,10 +28,11 @@ def parse_cores(text: str) -> frozenset[int]:
     """
     cores: set[int] = set()
     for part in text.split(","):
-        first, _, last = part.strip().partition("-")
-        if not first.isdecimal() or not (last or first).isdecimal() or not int(first) <= int(last or first) < 4096:
+        first, dash, last = part.strip().partition("-")
+        last = last if dash else first
+        if not (first.isdecimal() and last.isdecimal()) or not int(first) <= int(last) < 4096:
             raise ConfigError(f"affinity is {text!r:.80}", who="config", got=text, expected="cores as in 0-3,6")
-        cores.update(range(int(first), int(last or first) + 1))
+        cores.update(range(int(first), int(last) + 1))
     return frozenset(cores)
 
 

@@ -130,10 +130,16 @@ class ScriptedDraftSession(Strict):
         draft.has_proposed = draft.is_checkpointed = False
 
     def _read(self, seq: SeqId, draft: _Draft, rows: HiddenRows | None) -> None:
-        """Read every row that was brought: the positions of a sequence must come once each, in order."""
+        """
+        Read every row that was brought: the positions of a sequence must come once each, in order.
+
+        The first of all may be above 0: rows before it came out of a prompt cache.
+        """
         if rows is None:
             return
         self.require(rows.count >= 1, f"observe for sequence {seq} brought {rows.count} hidden rows")
+        if draft.evaluated == 0:
+            draft.evaluated = rows.position
         for i in range(rows.start, rows.start + rows.count):
             for layer in self._layers:
                 rows.rows.hidden(i, layer)

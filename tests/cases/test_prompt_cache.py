@@ -1,0 +1,164 @@
+"""Kept prompts on real files: on, off and evicted, by every strategy, never another model's (case 22)."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cases.conftest import SECTIONS
+from cases.lab import fields_of
+from parity.conftest import STRATEGIES
+from power_core.config import PowerConfig
+from power_core.engine import Engine
+from power_core.errors import CapabilityError
+from power_core.request import GenerationRequest, SamplingSpec
+from power_core.runtime import Runtime
+from power_core.testing import gguf
+
+OPTIONS: dict[str, Any] = {"draft_max": 7, "threads": 1, "context_size": 512, "parallel": 2}
+KINDS = ("llama", "gemma3", "recurrent", "hybrid")
+Open = Callable[..., Engine]
+
+
+def tokens(seed: int, count: int) -> tuple[int, ...]:
+    """Ids with passages that come again, so that drafters have something to say."""
+    draw = random.Random(seed)
+    passage = [draw.randrange(3, 320) for _ in range(20)]
+    return tuple(draw.choice(passage) if n % 3 else passage[n % 20] for n in range(count))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    pytest.importorskip("gguf", reason="pip install 'power-core[testing]'")
+    folder = tmp_path_factory.mktemp("models")
+
+    def file(kind: str) -> Path:
+        path = folder / f"{kind}.gguf"
+        if not path.exists():
+            getattr(gguf, f"tiny_{kind}")(path)
+        return path
+
+    return file
+
+
+@pytest.fixture
+def opened() -> Iterator[Open]:
+    """Opens a model in a runtime of its own: `opened(path, prompt_cache_bytes=..., sections=...)`."""
+    runtimes = []
+
+    def open_(path: Path, sections: Any = None, **keys: Any) -> Engine:
+        sections = {**SECTIONS, "llamacpp": {**SECTIONS["llamacpp"], **(sections or {})}}
+        runtimes.append(Runtime(PowerConfig(sections=sections, **keys)))
+        return runtimes[-1].open(path, spec="off", **OPTIONS)
+
+    yield open_
+    for runtime in runtimes:
+        runtime.close()
+
+
+def questions(spec: str) -> list[GenerationRequest]:
+    """The same text twice, then with other ends, greedy and seeded."""
+    text = tokens(1, 150)
+    sampled = SamplingSpec(temperature=0.7, seed=3, logprobs=2)
+    return [
+        GenerationRequest(
+            (*text, *tokens(n + 2, tail)), max_tokens=14, spec=spec, prompt_cache_key="k",
+            sampling=sampled if n % 2 else SamplingSpec(logprobs=1),
+        )
+        for n, tail in ((0, 5), (0, 5), (1, 9), (2, 3))
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_off_and_evicted_are_the_same(files: Callable[[str], Path], opened: Open, kind: str) -> None:
+    """Every field, with every zero-weight strategy; the last run finds the cache emptied between all requests."""
+    engine = opened(files(kind))
+    for spec in ("off", *STRATEGIES):
+        asked = questions(spec)
+        cold = [fields_of(engine.complete(request.with_(prompt_cache_key=None))) for request in asked]
+        warm = [engine.complete(request) for request in asked]
+        assert [fields_of(result) for result in warm] == cold
+        assert max(result.counts.reused for result in warm) >= (150 if kind in ("llama", "hybrid", "recurrent") else 16)
+        evicted = []
+        for request in asked:
+            assert engine.cache is not None
+            engine.cache.clear()
+            evicted.append(engine.complete(request))
+        assert [fields_of(result) for result in evicted] == cold
+        assert {result.counts.reused for result in evicted} == {0}
+        together = engine.generate_many(asked)
+        assert [fields_of(result) for result in together] == cold
+
+
+def test_what_is_kept_on_disk_is_never_anothers(files: Callable[[str], Path], opened: Open, tmp_path: Path) -> None:
+    """Another context, cache type or file at the same path is a miss with the right text; the same again is a hit."""
+    same, other = tmp_path / "same.gguf", tmp_path / "other.gguf"
+    shutil.copyfile(files("llama"), same)
+    gguf.tiny_llama(other, seed=99)
+    keys = {"prompt_cache_dir": str(tmp_path / "cache")}
+    [request, *_] = questions("off")
+
+    def run(sections: Any = None, **options: Any) -> tuple[Any, int]:
+        engine = opened(same, sections, **keys, **options)
+        cold = engine.complete(request.with_(prompt_cache_key=None))
+        result = engine.complete(request)
+        assert fields_of(result) == fields_of(cold)
+        engine.close()
+        return fields_of(result), result.counts.reused
+
+    first, reused = run()
+    assert reused == 0
+    assert run({"kv_type": "f32"})[1] == 0
+    assert run() == (first, 154)
+    shutil.copyfile(other, same)
+    changed, reused = run()
+    assert (changed != first, reused) == (True, 0)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "header"])
+def test_a_damaged_file_is_a_miss(files: Callable[[str], Path], opened: Open, tmp_path: Path, damage: str) -> None:
+    """With a warning, the right text, and a good file in its place afterwards."""
+    keys = {"prompt_cache_dir": str(tmp_path)}
+    [request, *_] = questions("suffix")
+    with opened(files("llama"), **keys) as engine:
+        expected = fields_of(engine.complete(request))
+    [file] = tmp_path.glob("*.powercache")
+    data = bytearray(file.read_bytes())
+    if damage == "truncated":
+        data = data[: len(data) // 2]
+    elif damage == "flipped":
+        data[len(data) // 2] ^= 1
+    else:
+        data[8:12] = struct.pack("<I", 1 << 31)
+    file.write_bytes(data)
+    for reused in (0, 154):
+        with opened(files("llama"), **keys) as engine:
+            result = engine.complete(request)
+            assert fields_of(result) == expected
+            assert result.counts.reused == reused
+
+
+def test_a_window_that_forgets_refuses_the_key(files: Callable[[str], Path], opened: Open) -> None:
+    """Its copies cannot be proved: one line says so, and a request without a key is served."""
+    with opened(files("gemma3"), {"swa_full": False}) as engine:
+        [request, *_] = questions("off")
+        with pytest.raises(CapabilityError, match="cannot be kept"):
+            engine.complete(request)
+        assert engine.complete(request.with_(prompt_cache_key=None)).token_ids
+
+
+@pytest.mark.model
+def test_the_default_model(engine: Engine) -> None:
+    """SmolLM2: a hit under one strategy of what another kept; drafting switched off and on in between."""
+    text = "The lighthouse keeper wrote in his log every evening. " * 12
+    cold = engine.complete(text + "One day", max_tokens=10)
+    for spec in ("suffix", "off", "prompt-lookup"):
+        result = engine.complete(text + "One day", max_tokens=10, spec=spec, prompt_cache_key="lighthouse")
+        assert fields_of(result) == fields_of(cold)
+    assert result.counts.reused > 100
