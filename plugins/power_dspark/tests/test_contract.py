@@ -88,6 +88,13 @@ def test_speculators_configs_count_hidden_states_and_keep_the_anchor_row(tmp_pat
     np.testing.assert_array_equal(draft_ids(file), ids)
 
 
+def test_ids_read_in_the_wrong_convention_are_refused(tmp_path: Path, make: Make) -> None:
+    """Distances taken for ids repeat themselves: a file of the other convention is never silently misread."""
+    ids = np.array([2, 3, 4, 319])
+    path = save_published(make(draft_vocab=ids.tolist()), tmp_path / "wrong", replace={"d2t": ids - np.arange(4)})
+    assert "two rows to token 2" in refused(lambda: CONTRACT.check_payload(open_tensors(path)))
+
+
 @pytest.mark.parametrize("factory", [tiny_dflash, tiny_dflash2])
 def test_other_kinds_of_the_family_are_not_matched(tmp_path: Path, factory: Callable[..., Path]) -> None:
     """A DFlash or DFlash2 file is not a DSpark file."""
