@@ -322,6 +322,10 @@ class NativeContext:
         self.handle  # noqa: B018 - raises where the context is closed
         return self._taps.read(rows)
 
+    def set_threads(self, threads: int) -> None:
+        """Compute with that many threads from the next `decode` on."""
+        self._lib.llama_set_n_threads(self.handle, threads, threads)
+
     def remove(self, seq: int, start: int) -> bool:
         """
         Drop the rows of *seq* from position *start* on.

@@ -25,6 +25,7 @@ from power_llamacpp.native import library, log_bridge
 from power_llamacpp.session import LlamaCppSession, context_size_of
 from power_llamacpp.sizes import session_bytes
 from power_llamacpp.taps import check_hidden_layers
+from power_llamacpp.threads import ThreadChoice, choose_threads
 from power_llamacpp.tokenizer import LlamaCppTokenizer
 
 __all__ = ["LlamaCppBackend", "LlamaCppModel"]
@@ -103,6 +104,7 @@ class LlamaCppModel:
         )
         self._weights: dict[tuple[bool, bool], NativeModel] = {}  # by repacked, with prediction layers
         self._matrices: dict[str, NDArray[np.float32]] = {}
+        self._threads: ThreadChoice | None = None
         self._is_closed = False
 
     def open_session(self, options: SessionOptions) -> LlamaCppSession:
@@ -158,8 +160,20 @@ class LlamaCppModel:
         return evolve(
             options,
             context_size=context_size_of(options, self.trained_context),
-            threads=options.threads or usable_cores(),
+            threads=options.threads or self._default_threads(),
         )
+
+    def _default_threads(self) -> int:
+        """Threads of sessions that name none; tried once, on the weights as they are in the file."""
+        if self._threads is None:
+            self._threads = ThreadChoice(usable_cores())
+            if self._threads.threads > 1:
+                weights = NativeModel(self.path)
+                try:
+                    self._threads = choose_threads(weights, self._threads.threads)
+                finally:
+                    weights.close()
+        return self._threads.threads
 
     def _decide(self, options: SessionOptions) -> tuple[bool, bool, ShapeProfile]:
         """Flash attention, extra buffers and profile: measured, unless the profile was given."""
@@ -208,7 +222,15 @@ class LlamaCppModel:
             "trained_context": self.trained_context,
             "kv_type": str(self.config.kv_type),
             "swa_full": self.config.swa_full,
+            **self._thread_facts(),
         }
+
+    def _thread_facts(self) -> dict[str, Any]:
+        if self._threads is None or not self._threads.milliseconds:
+            return {}
+        tried = {str(threads): value for threads, value in self._threads.milliseconds.items()}
+        advice = self._threads.advice
+        return {"threads_tried_ms": tried, "threads": self._threads.threads, **({"advice": [advice]} if advice else {})}
 
     def close(self) -> None:
         """Free weights and vocabulary; contexts of open sessions go first. Idempotent."""
