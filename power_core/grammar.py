@@ -24,6 +24,7 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from power_core.errors import RequestError, TransactionError
+from power_core.grammar_size import check_regex, check_schema
 from power_core.request import SamplingSpec
 from power_core.target import Tokenizer
 from power_core.types import TokenId
@@ -163,8 +164,9 @@ def _json_grammar(schema: str | Mapping[str, Any]) -> str:
 
     try:
         text = json.dumps(dict(schema)) if isinstance(schema, Mapping) else schema
+        check_schema(json.loads(text))
         return str(LLMatcher.grammar_from_json_schema(text, defaults=JSON_STYLE))
-    except (TypeError, ValueError) as exc:
+    except (TypeError, ValueError, RecursionError) as exc:
         raise RequestError(
             f"not a JSON schema: {exc}", who="grammar", where="json_schema", got=schema, expected="a JSON object"
         ) from exc
@@ -173,6 +175,8 @@ def _json_grammar(schema: str | Mapping[str, Any]) -> str:
 def _regex_grammar(regex: str) -> str:
     from llguidance import LLMatcher
 
+    if isinstance(regex, str):
+        check_regex(regex, "regex")
     try:
         return str(LLMatcher.grammar_from_regex(regex))
     except (TypeError, UnicodeEncodeError) as exc:

@@ -17,7 +17,7 @@ LAYERS = [
     {"hookspecs", "structuring"},
     {"capabilities", "log", "models", "target"},
     {"draft_context", "drafter", "prefix", "request"},
-    {"plugins", "sampling", "decoding", "grammar", "transaction"},
+    {"plugins", "sampling", "decoding", "grammar", "grammar_size", "transaction"},
     {"artifacts", "evidence", "scheduler", "config"},
     {"strategies"},
     {"engine"},
