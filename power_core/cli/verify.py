@@ -79,10 +79,13 @@ def verify(
 
 def _strategies(registry: Registry, specs: Sequence[str]) -> list[str]:
     """The named strategies and chains, checked before a model is loaded; else every zero-weight one."""
+    from power_core.capabilities import AUTO, OFF
     from power_core.scheduler.chains import chain_names
 
     if specs:
         for name in (name for spec in specs for name in chain_names(spec)):
+            if name in (OFF, AUTO):
+                raise click.UsageError(f"--spec {name}: name strategies; each is compared with plain decoding")
             registry.strategy(name)
         return list(specs)
     found = [item.name for item in registry.strategies if item.options.get("zero_weight")]

@@ -25,11 +25,10 @@ from power_core.errors import ConfigError
 from power_core.scheduler.cost_aware import CostAwarePolicy
 from power_core.scheduler.costs import CostCurve, fixed_curve, interpolate
 from power_core.scheduler.policy import AdaptivePolicy, DraftShape, FixedPolicy, Round, WidthPolicy
-from power_core.scheduler.traces import Trace
+from power_core.scheduler.traces import MAX_ROWS, Trace
 
 __all__ = ["FIXED_WIDTHS", "Comparison", "Replay", "compare", "oracle_cost", "read_curve", "replay"]
 
-MAX_ROWS = 4096  # of a cost curve: every row count up to the last gets a cost
 FIXED_WIDTHS = (1, 2, 3, 4, 6, 8, 12, 15)
 _WRONG = -1  # stands for every token that the target did not choose
 

@@ -25,9 +25,10 @@ from power_core.errors import ConfigError
 from power_core.scheduler.policy import DraftShape, RequestWidth, Round
 from power_core.types import JSON, TokenId
 
-__all__ = ["FORMAT", "RecordingPolicy", "Trace", "TracePoint", "read_traces", "write_traces"]
+__all__ = ["FORMAT", "MAX_ROWS", "RecordingPolicy", "Trace", "TracePoint", "read_traces", "write_traces"]
 
 FORMAT = "power-trace/1"
+MAX_ROWS = 4096  # of a step: every row count up to the last gets a cost
 
 
 @frozen
@@ -102,7 +103,10 @@ def _take(line: dict[str, Any], traces: list[Trace]) -> None:
     if "format" in line:
         if line["format"] != FORMAT:
             raise ValueError(f"format {line['format']!r}")
-        traces.append(Trace(str(line["strategy"]), int(line["draft_max"]), workload=str(line.get("workload", ""))))
+        draft_max = int(line["draft_max"])
+        if not 0 <= draft_max < MAX_ROWS:
+            raise ValueError(f"draft_max {draft_max} where 0 to {MAX_ROWS - 1} are possible")
+        traces.append(Trace(str(line["strategy"]), draft_max, workload=str(line.get("workload", ""))))
         return
     if not traces:
         raise ValueError("a round before the header")

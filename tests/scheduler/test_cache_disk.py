@@ -6,8 +6,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from power_core.errors import BackendError
-from power_core.scheduler.cache_disk import DiskTier
 from power_core.prefix import Snapshot
+from power_core.scheduler.cache_disk import DiskTier
 from power_core.scheduler.prefix import ReuseRule
 from power_core.scheduler.prompt_cache import PromptCache
 

@@ -140,3 +140,12 @@ def test_the_command_prints_one_json_document(files):
     assert document["curve"]["rows"]["2"] == 2
     (files / "again.json").write_text(json.dumps(document["curve"]))
     assert read_curve(files / "again.json").step(9) == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize("draft_max", [-1, 4096, 10**12])
+def test_a_header_of_absurd_length_is_refused(tmp_path, draft_max):
+    """A length no step can have would lay out a table for it."""
+    file = tmp_path / "trace.jsonl"
+    file.write_text(json.dumps({"format": "power-trace/1", "strategy": "s", "draft_max": draft_max}))
+    with pytest.raises(ConfigError, match="are possible"):
+        read_traces(file)
