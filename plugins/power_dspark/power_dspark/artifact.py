@@ -49,9 +49,9 @@ max_position_embeddings, vocab_size, draft_vocab_size (with d2t), block_size, ma
 block whose OUTPUT is read, from 0), markov_rank, markov_head_type "vanilla", enable_confidence_head,
 confidence_head_with_markov (false: conf_proj has H columns), sample_from_anchor (default true).
 
-Either may name its target's tokenizer under ``tokenizer_sha256`` (in a GGUF ``dflash.tokenizer_sha256``) or under
-``power.tokenizer_sha256``, which readers that do not know it pass over: 64 hex digits, compared with the target's
-identity. All other keys are those of the DFlash kinds wherever the two families share one.
+Either may name its target's tokenizer under ``tokenizer_sha256`` (in a GGUF ``power.tokenizer_sha256``): 64 hex
+digits, compared with the target's identity. All other keys are
+those of the DFlash kinds wherever the two families share one.
 
 Sources: deepspec/modeling/dspark of deepseek-ai/DeepSpec; src/models/dflash.cpp and conversion/qwen.py of llama.cpp.
 """
@@ -120,7 +120,8 @@ class DsparkContract:
             return is_named and file.metadata.get("general.architecture") == "dflash"
         named = file.metadata.get("architectures")
         is_named = isinstance(named, list | tuple) and any(name in ARCHITECTURES for name in named)
-        return is_named or bool(table & DSPARK_TENSORS)
+        # DeepSpec's trainer makes DFlash drafters of the same class, with a Markov head of rank 0.
+        return (is_named and file.metadata.get("markov_rank") != 0) or bool(table & DSPARK_TENSORS)
 
     def check(self, file: TensorFile) -> ArtifactFacts:
         header = read_header(file)
@@ -218,11 +219,9 @@ def _unfit(file: TensorFile, found: str, expected: object) -> None:
 
 def _check_tokenizer(file: TensorFile, target: TargetModel) -> None:
     """By content, where the file says anything: equal sizes mean nothing."""
-    own = "dflash.tokenizer_sha256" if file.format == "gguf" else "tokenizer_sha256"
-    for key in (own, "power.tokenizer_sha256"):
-        stated = file.metadata.get(key)
-        if stated is not None and stated != target.identity.tokenizer_sha256:
-            _unfit(file, f"tokenizer {str(stated)[:16]}", f"tokenizer {target.identity.tokenizer_sha256[:16]}")
+    stated = file.metadata.get("power.tokenizer_sha256" if file.format == "gguf" else "tokenizer_sha256")
+    if stated is not None and stated != target.identity.tokenizer_sha256:
+        _unfit(file, f"tokenizer {str(stated)[:16]}", f"tokenizer {target.identity.tokenizer_sha256[:16]}")
     tokens = file.metadata.get("tokenizer.ggml.tokens")
     if file.format != "gguf" or tokens is None:
         return
