@@ -42,6 +42,11 @@ _QUANTIZATIONS = ("f32", "f16", "q8_0", "q4mix")
 @click.option("--sequences", type=click.IntRange(min=1), default=8, show_default=True, help="Sequences of a batch.")
 @click.option("--draft-vocab", type=click.IntRange(min=16), default=8192, show_default=True, help="Ids it proposes.")
 @click.option("--ffn", type=click.IntRange(min=1), help="Width of its feed-forward. [default: the target's]")
+@click.option("--blocks", type=click.IntRange(min=1), default=1, show_default=True, help="Its decoder layers.")
+@click.option("--kv-heads", type=click.IntRange(min=1), help="Its key and value heads. [default: the target's]")
+@click.option(
+    "--start-from", "start", type=click.Path(path_type=Path, file_okay=False), help="A finished run to start from."
+)
 @click.option("--quant", "quantizations", type=click.Choice(_QUANTIZATIONS), multiple=True,
               default=("q8_0", "q4mix"), show_default=True, help="GGUF files to write.")  # fmt: skip
 @click.option("--name", metavar="N", help="Of the artifact. [default: KIND]")
@@ -66,6 +71,9 @@ def train(
     sequences: int,
     draft_vocab: int,
     ffn: int | None,
+    blocks: int,
+    kv_heads: int | None,
+    start: Path | None,
     quantizations: tuple[str, ...],
     name: str | None,
     license_: str,
@@ -77,6 +85,8 @@ def train(
     that was interrupted continues where it stopped when it is started again with the same options. OUT receives
     safetensors, GGUF files, their manifests, `receipt.json` and `loss.png`.
     """
+    if kind == "mtp-head" and blocks > 1:
+        raise click.UsageError(f"--blocks {blocks}: an MTP head is one layer, applied again and again")
     from power_core.artifacts.contract import Provenance
     from power_core.artifacts.matching import installed_contracts
     from power_train.pipeline import Plan, run
@@ -85,10 +95,10 @@ def train(
 
     with state.runtime({}) as runtime, Watch() as watch:
         plan = Plan(
-            kind=kind, path=_path_of(runtime, target), text=texts, out=out,
-            data=data or out / "text", minutes=minutes, steps=steps, tokens=tokens,
-            seed=seed, processes=processes, slots=slots, threads=threads, sequences=sequences, draft_vocab=draft_vocab,
-            ffn=ffn, quantizations=tuple(Quantization(each) for each in quantizations), name=name or kind,
+            kind=kind, path=_path_of(runtime, target), text=texts, out=out, data=data or out / "text",
+            minutes=minutes, steps=steps, tokens=tokens, seed=seed, processes=processes, slots=slots, threads=threads,
+            sequences=sequences, draft_vocab=draft_vocab, ffn=ffn, blocks=blocks, kv_heads=kv_heads, start=start,
+            quantizations=tuple(Quantization(each) for each in quantizations), name=name or kind,
             provenance=Provenance("power train", f"seed {seed}", license_),
         )  # fmt: skip
         model = runtime.load_target(target)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from power_train.drafter_file import Drafter, Settings
-from power_train.modules import BlockDrafter, Layer, MtpDrafter
+from power_train.modules import BlockDrafter, BlockLayer, Layer, MtpDrafter
 from power_train.setup import Trainable
 
 __all__ = ["exported"]
@@ -28,7 +28,8 @@ def exported(trainable: Trainable, *, context: int, tokenizer_sha256: str) -> Dr
         tokenizer_sha256: Of the target's identity.
     """
     module = trainable.module
-    tensors = {f"0.{name}": value for name, value in _layer(module.layer).items()}
+    layers: list[Layer] = [module.layer] if isinstance(module, MtpDrafter) else [*module.stack]
+    tensors = {f"{i}.{name}": value for i, layer in enumerate(layers) for name, value in _layer(layer).items()}
     tensors["norm"] = module.norm
     tensors["output"] = trainable.matrix.float()
     tensors["d2t"] = trainable.vocabulary.ids
@@ -38,7 +39,12 @@ def exported(trainable: Trainable, *, context: int, tokenizer_sha256: str) -> Dr
 
 
 def _layer(layer: Layer) -> dict[str, Tensor]:
-    return {name: getattr(layer, name) for name in (*_VECTORS, *_MATRICES)}
+    tensors = {name: getattr(layer, name) for name in (*_VECTORS, *_MATRICES)}
+    if isinstance(layer, BlockLayer) and layer.has_convolutions:
+        for name, conv in (("attn_conv", layer.attn_conv), ("ffn_conv", layer.ffn_conv)):
+            tensors[f"{name}_base"] = conv.base
+            tensors[name] = conv.projection
+    return tensors
 
 
 def _mtp(module: MtpDrafter) -> dict[str, Tensor]:
@@ -68,9 +74,6 @@ def _block(module: BlockDrafter, trainable: Trainable) -> dict[str, Tensor]:
         successor[trainable.vocabulary.ids] = trainable.matrix.float() @ module.bias
         tensors["successor"] = successor
         tensors["selector"] = module.gate
-        for name, conv in (("attn_conv", module.attn_conv), ("ffn_conv", module.ffn_conv)):
-            tensors[f"0.{name}_base"] = conv.base
-            tensors[f"0.{name}"] = conv.projection
     return tensors
 
 
@@ -84,7 +87,7 @@ def _settings(module: BlockDrafter | MtpDrafter, context: int, tokenizer_sha256:
         heads=shape.heads,
         kv_heads=shape.kv_heads,
         head_dim=shape.head_dim,
-        blocks=1,
+        blocks=shape.blocks,
         epsilon=shape.epsilon,
         rope_base=shape.rope_base,
         vocab=len(module.embedding),

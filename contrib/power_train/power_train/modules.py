@@ -35,6 +35,7 @@ class DrafterShape:
         rope_base: Rotary base.
         layers: Target block outputs read, numbered from 0.
         block: Rows of a draft round; for MTP the recurrent passes trained.
+        blocks: Decoder layers; MTP has one.
         rank: Of the Markov head or the selector; 0 where there is none.
         kernel: Taps of the dynamic convolution; 0 where there is none.
         group: Channels that share a dynamic coefficient.
@@ -52,6 +53,7 @@ class DrafterShape:
     rope_base: float
     layers: tuple[int, ...]
     block: int
+    blocks: int = 1
     rank: int = 0
     kernel: int = 0
     group: int = 0
@@ -206,9 +208,40 @@ def attend(
     return mixed.view(n, kv_heads, blocks, group, rows, dim).permute(0, 2, 4, 1, 3, 5).reshape(n, blocks, rows, -1)
 
 
+class BlockLayer(Layer):
+    """A block drafter's layer: rows see the context and each other; DFlash2 convolves around both parts."""
+
+    def __init__(self, shape: DrafterShape, generator: torch.Generator) -> None:
+        super().__init__(shape, generator)
+        self.has_convolutions = shape.kernel > 0
+        if self.has_convolutions:
+            self.attn_conv, self.ffn_conv = Convolution(shape), Convolution(shape)
+
+    def forward(
+        self, x: Tensor, context: tuple[Tensor, Tensor], visible: Tensor, tables: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        """The rows after this layer; *context* are its keys and values of the target's features."""
+        y = self.norm(x, self.attn_norm)
+        if not self.has_convolutions:
+            x = x + self._attention(y, context, visible, tables)
+            return x + self.feed_forward(self.norm(x, self.ffn_norm))
+        taps = self.attn_conv.coefficients(y)
+        y = self._attention(self.attn_conv.convolve(y, taps, 0), context, visible, tables).float()
+        x = x + self.attn_conv.convolve(y, taps, 1)
+        y = self.norm(x, self.ffn_norm)
+        taps = self.ffn_conv.coefficients(y)
+        return x + self.ffn_conv.convolve(self.feed_forward(self.ffn_conv.convolve(y, taps, 0)).float(), taps, 1)
+
+    def _attention(
+        self, y: Tensor, context: tuple[Tensor, Tensor], visible: Tensor, tables: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        own = self.keys_values(y, tables)
+        return apply(attend(self.queries(y, tables), context, own, visible, None), self.o)
+
+
 class BlockDrafter(nn.Module):
     """
-    DFlash v1, DFlash2 and DSpark: one layer that denoises a block after an anchor.
+    DFlash v1, DFlash2 and DSpark: a few layers that denoise a block after an anchor.
 
     Args:
         shape: Sizes.
@@ -235,7 +268,7 @@ class BlockDrafter(nn.Module):
         count = len(shape.layers)
         self.fc = nn.ParameterList([matrix(shape.hidden, shape.hidden, generator, count**-0.5) for _ in range(count)])
         self.hidden_norm = nn.Parameter(torch.ones(shape.hidden))
-        self.layer = Layer(shape, generator)
+        self.layers = nn.ModuleList([BlockLayer(shape, generator) for _ in range(shape.blocks)])
         self.norm = nn.Parameter(norm_gain.clone())
         from_anchor, has_markov, convolves = block_drafter_parts(shape.kind)
         self.first_row = 0 if from_anchor else 1
@@ -246,7 +279,6 @@ class BlockDrafter(nn.Module):
             self.confidence = nn.Parameter(torch.zeros(1, shape.hidden + shape.rank))
             self.confidence_bias = nn.Parameter(torch.zeros(1))
         if convolves:
-            self.attn_conv, self.ffn_conv = Convolution(shape), Convolution(shape)
             self.gate = nn.Parameter(torch.randn(shape.rank, shape.hidden, generator=generator) * 0.02)
 
     def hidden(self, features: Tensor, tokens: Tensor, anchors: Tensor, rows: int) -> Tensor:
@@ -262,34 +294,26 @@ class BlockDrafter(nn.Module):
         Returns:
             float32[n, blocks, rows, hidden], normalized.
         """
-        layer = self.layer
         n, length = tokens.shape
         scaled = features * self.feature_scale.bfloat16()
-        fused = layer.norm(apply(scaled, torch.cat(list(self.fc), 1)).float(), self.hidden_norm)
-        context = layer.keys_values(fused, self.rotary.tables(torch.arange(length).expand(n, -1)))
+        fused = self._norm(apply(scaled, torch.cat(list(self.fc), 1)).float(), self.hidden_norm)
+        context = self.rotary.tables(torch.arange(length).expand(n, -1))
         visible = torch.arange(length) < anchors[..., None]
         masks = self.embedding[self.shape.mask_id].float().expand(n, anchors.shape[1], rows - 1, -1)
         first = self.embedding[tokens.gather(1, anchors)].float()[:, :, None]
         x = torch.cat((first, masks), 2)
         tables = self.rotary.tables(anchors[..., None] + torch.arange(rows))
-        if not hasattr(self, "attn_conv"):
-            x = x + self._attention(layer.norm(x, layer.attn_norm), context, visible, tables)
-            x = x + layer.feed_forward(layer.norm(x, layer.ffn_norm))
-        else:
-            y = layer.norm(x, layer.attn_norm)
-            taps = self.attn_conv.coefficients(y)
-            y = self._attention(self.attn_conv.convolve(y, taps, 0), context, visible, tables).float()
-            x = x + self.attn_conv.convolve(y, taps, 1)
-            y = layer.norm(x, layer.ffn_norm)
-            taps = self.ffn_conv.coefficients(y)
-            x = x + self.ffn_conv.convolve(layer.feed_forward(self.ffn_conv.convolve(y, taps, 0)).float(), taps, 1)
-        return layer.norm(x, self.norm)
+        for layer in self.stack:
+            x = layer.forward(x, layer.keys_values(fused, context), visible, tables)
+        return self._norm(x, self.norm)
 
-    def _attention(
-        self, y: Tensor, context: tuple[Tensor, Tensor], visible: Tensor, tables: tuple[Tensor, Tensor]
-    ) -> Tensor:
-        own = self.layer.keys_values(y, tables)
-        return apply(attend(self.layer.queries(y, tables), context, own, visible, None), self.layer.o)
+    @property
+    def stack(self) -> list[BlockLayer]:
+        """The layers, in order."""
+        return [layer for layer in self.layers if isinstance(layer, BlockLayer)]
+
+    def _norm(self, x: Tensor, gain: Tensor) -> Tensor:
+        return rms_norm(x, (self.shape.hidden,), gain, self.shape.epsilon)
 
     def markov(self, hidden: Tensor, previous: Tensor) -> Tensor:
         """

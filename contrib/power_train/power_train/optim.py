@@ -107,7 +107,7 @@ class Optimizer:
 
 def _is_muon(name: str, parameter: nn.Parameter) -> bool:
     """The matrices of the layer and of the feature fusion; low-rank and convolution weights are left to AdamW."""
-    return parameter.ndim == 2 and name.split(".")[0] in ("fc", "feature_fc", "layer")
+    return parameter.ndim == 2 and name.split(".")[0] in ("fc", "feature_fc", "layer", "layers") and "conv" not in name
 
 
 def _orthogonal(gradient: Tensor, iterations: int) -> Tensor:

@@ -23,13 +23,14 @@ from power_train.generate import GenerateOptions, generate
 from power_train.prompts import encode_prompts, read_prompts, text_digest
 from power_train.report import acceptance_json, data_json, save_curve, write_receipt
 from power_train.setup import Trainable, default_layers, drafter_shape, make_trainable, mask_token
-from power_train.train import CurvePoint, TrainOptions, measured_pace, train
+from power_train.train import CurvePoint, TrainOptions, measured_pace, take_weights, train
 from power_train.write import Quantization, write_gguf, write_safetensors
 
 __all__ = ["DRAFT_MAX", "Plan", "Progress", "run"]
 
 DRAFT_MAX = (1, 3, 5, 7)
 _STEPS = "steps"
+_CHECKPOINT = "checkpoint.pt"
 _GENERATING_SHARE = 0.5  # of the time given, where text is missing; the rest is for training
 
 
@@ -67,6 +68,9 @@ class Plan:
         sequences: Of a batch.
         draft_vocab: Ids the drafter can propose.
         ffn: Width of the feed-forward; None takes the target's.
+        blocks: Decoder layers of the drafter; an MTP head has one.
+        kv_heads: Its key and value heads; None takes the target's.
+        start: Folder of a finished run whose weights it starts from, or None.
         quantizations: GGUF files to write.
         name: Of the artifact.
         provenance: Written into the manifests.
@@ -87,6 +91,9 @@ class Plan:
     sequences: int
     draft_vocab: int
     ffn: int | None
+    blocks: int
+    kv_heads: int | None
+    start: Path | None
     quantizations: tuple[Quantization, ...]
     name: str
     provenance: Provenance
@@ -115,15 +122,20 @@ def run(plan: Plan, model: TargetModel, contracts: Mapping[str, ArtifactContract
     trained, held_out = split(dataset)
     mask_id = mask_token(model.tokenizer, weights.token_embd)
     layers = tuple(dataset.header["layers"])
-    shape = drafter_shape(plan.kind, weights.hparams, layers, mask_id, ffn=plan.ffn, block=None)
+    shape = drafter_shape(
+        plan.kind, weights.hparams, layers, mask_id, ffn=plan.ffn, blocks=plan.blocks, kv_heads=plan.kv_heads
+    )
 
     def made() -> Trainable:
-        return make_trainable(shape, weights, dataset, trained, draft_vocab=plan.draft_vocab, seed=plan.seed)
+        trainable = make_trainable(shape, weights, dataset, trained, draft_vocab=plan.draft_vocab, seed=plan.seed)
+        if plan.start is not None:
+            progress.note(f"{take_weights(trainable, plan.start / _CHECKPOINT)} tensors taken from {plan.start}")
+        return trainable
 
     options = TrainOptions(_steps(plan, minutes, made, dataset, trained, progress), plan.seed, plan.sequences)
     trainable = made()
     result = train(
-        trainable, dataset, trained, options, plan.out / "checkpoint.pt",
+        trainable, dataset, trained, options, plan.out / _CHECKPOINT,
         lambda step, point: progress.training(step, options.steps, point),
     )  # fmt: skip
     greedy = [item for item in held_out if not item.is_sampled]

@@ -70,11 +70,23 @@ def drafter_shape(
     layers: tuple[int, ...],
     mask_id: TokenId,
     *,
-    ffn: int | None,
-    block: int | None,
+    ffn: int | None = None,
+    block: int | None = None,
+    blocks: int = 1,
+    kv_heads: int | None = None,
 ) -> DrafterShape:
     """
     Sizes of a drafter of *kind*: heads and widths are the target's.
+
+    Args:
+        kind: One of `KINDS`.
+        hparams: The target's.
+        layers: Target block outputs read.
+        mask_id: Of the rows after an anchor.
+        ffn: Width of the feed-forward; None takes the target's.
+        block: Rows of a round, or MTP's passes; None takes the kind's default.
+        blocks: Decoder layers; MTP heads have one.
+        kv_heads: Key and value heads; None takes the target's.
 
     Raises:
         CapabilityError: Nothing trains this kind.
@@ -83,8 +95,8 @@ def drafter_shape(
         raise CapabilityError(f"drafters of kind {kind!r} cannot be trained", expected=" or ".join(KINDS), got=kind)
     shape = DrafterShape(
         kind=kind, hidden=hparams.hidden_size, ffn=ffn or hparams.ffn_size, heads=hparams.num_heads,
-        kv_heads=hparams.num_kv_heads, head_dim=hparams.head_dim, epsilon=hparams.norm_epsilon,
-        rope_base=hparams.rope_base, layers=layers, block=block or _BLOCKS[kind], mask_id=mask_id,
+        kv_heads=kv_heads or hparams.num_kv_heads, head_dim=hparams.head_dim, epsilon=hparams.norm_epsilon,
+        rope_base=hparams.rope_base, layers=layers, block=block or _BLOCKS[kind], blocks=blocks, mask_id=mask_id,
     )  # fmt: skip
     if kind == "dspark":
         return evolve(shape, rank=32)

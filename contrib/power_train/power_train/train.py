@@ -17,7 +17,7 @@ from power_train.objectives import Objective, ObjectiveOptions
 from power_train.optim import Optimizer, OptimOptions
 from power_train.setup import Trainable
 
-__all__ = ["CurvePoint", "TrainOptions", "TrainResult", "measured_pace", "train"]
+__all__ = ["CurvePoint", "TrainOptions", "TrainResult", "measured_pace", "take_weights", "train"]
 
 _PACE_STEPS = (2, 6)  # warm-up steps and timed ones
 _SAVE_SECONDS = 60.0
@@ -120,6 +120,27 @@ def train(
     return result
 
 
+@torch.no_grad()
+def take_weights(trainable: Trainable, checkpoint: Path) -> int:
+    """
+    Start from another run's weights: every tensor of *checkpoint* that has the same name and shape here.
+
+    DFlash2 is DFlash with more parts, so that a trained DFlash is a good start for one.
+
+    Returns:
+        How many were taken.
+
+    Raises:
+        ArtifactError: There is no such checkpoint.
+    """
+    mine, count = trainable.module.state_dict(), 0
+    for name, value in _loaded(checkpoint)["module"].items():
+        if name in mine and mine[name].shape == value.shape:
+            mine[name].copy_(value)
+            count += 1
+    return count
+
+
 @define
 class _Clocks:
     """Adds the time since the last stop to a result."""
@@ -174,12 +195,7 @@ class _Loop:
 
     def load(self, path: Path) -> int:
         """Continue from *path*; returns the steps done."""
-        try:
-            state: Mapping[str, Any] = torch.load(path, weights_only=True)
-        except Exception as exc:  # torch raises its own, pickle's and zipfile's errors for damaged files
-            raise ArtifactError(
-                f"no checkpoint: {exc}", who="power-train", where=str(path), fix="remove it to start again"
-            ) from exc
+        state = _loaded(path)
         for name, mine in (("options", self._options), ("shape", self._module.shape)):
             if state.get(name) != _plain(mine):
                 raise ArtifactError(
@@ -194,6 +210,16 @@ class _Loop:
             [CurvePoint(**point) for point in result["curve"]], result["wall_seconds"], result["core_seconds"]
         )
         return int(state["step"])
+
+
+def _loaded(path: Path) -> Mapping[str, Any]:
+    try:
+        state: Mapping[str, Any] = torch.load(path, weights_only=True)
+    except Exception as exc:  # torch raises its own, pickle's and zipfile's errors for damaged files
+        raise ArtifactError(
+            f"no checkpoint: {exc}", who="power-train", where=str(path), fix="remove it to start again"
+        ) from exc
+    return state
 
 
 def _plain(value: Any) -> Any:
