@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from power_core.hookspecs import RegisterContract, RegisterStrategy, hookimpl
+from power_core.hookspecs import RegisterContract, RegisterFixture, RegisterStrategy, hookimpl
+from power_mtp import fixtures
 from power_mtp.config import MtpConfig
 
 if TYPE_CHECKING:
@@ -37,3 +38,11 @@ def power_register_strategies(register: RegisterStrategy) -> None:
 def power_register_contracts(register: RegisterContract) -> None:
     """Register the contract of MTP heads."""
     register("mtp-head", _make_contract)
+
+
+@hookimpl
+def power_register_fixtures(register: RegisterFixture) -> None:
+    """Offer a tiny head in each form to ``power conformance``."""
+    register("attached", fixtures.tiny_attached, kind="artifact")
+    register("attached-gguf", fixtures.tiny_gguf, kind="artifact")
+    register("nextn", fixtures.tiny_nextn, kind="artifact")
