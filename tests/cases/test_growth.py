@@ -12,12 +12,14 @@ import pytest
 from power_ngram.config import NgramContextConfig, PromptLookupConfig, SuffixConfig
 from power_ngram.drafter import Config, open_history
 
-from cases.conftest import OPTIONS
+from cases.conftest import OPTIONS, SECTIONS
 from cases.lab import fields_of
 from parity.conftest import open_engine
+from power_core.config import PowerConfig
 from power_core.drafter import DraftRequest
 from power_core.engine import Engine
 from power_core.runtime import Runtime
+from power_core.testing.gguf import tiny_llama
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc, which Linux has")
 
@@ -55,6 +57,45 @@ def test_memory_is_flat_over_many_requests(runtime: Runtime, engine: Engine, max
         assert after[0] - before[0] < 20
         assert after[1:] == before[1:]
         assert adaptive.loop.active == 0
+
+
+@needs_proc
+@pytest.mark.parametrize("count", [200, pytest.param(1000, marks=pytest.mark.slow)])
+def test_soak(tmp_path: Path, count: int) -> None:
+    """Kept prompts, deadlines, clients and every fifth request cancelled: memory flat, every place back."""
+    pytest.importorskip("gguf", reason="pip install 'power-core[testing]'")
+    config = PowerConfig(sections=SECTIONS, prompt_cache_bytes=1 << 20, queue_max=16)
+    draw = random.Random(1)
+    with Runtime(config) as runtime:
+        engine = runtime.open(tiny_llama(tmp_path / "tiny.gguf"), context_size=256, parallel=4, threads=1, draft_max=3)
+
+        def serve_all(first: int, last: int) -> None:
+            for start in range(first, last, 8):
+                running = [
+                    engine.generate(
+                        [*range(3, 60), *(draw.randrange(3, 320) for _ in range(number % 9 + 1))],
+                        max_tokens=6, spec=("off", "suffix")[number % 2], client=str(number % 3),
+                        prompt_cache_key=(None, "a", "b")[number % 3], deadline_s=None if number % 7 else 0.001,
+                    )
+                    for number in range(start, start + 8)
+                ]  # fmt: skip
+                for number, generation in enumerate(running, start):
+                    if number % 5 == 0:
+                        generation.cancel()
+                    generation.drain()
+
+        serve_all(0, count // 4)
+        before = resident_mb()
+        serve_all(count // 4, count)
+        assert resident_mb() - before < 20
+        stats = engine.stats()
+        assert (engine.loop.active, stats.queue.active, stats.queue.waiting) == (0, 0, 0)
+        assert stats.queue.counters.submitted == stats.queue.counters.released + stats.queue.counters.expired + (
+            stats.queue.counters.cancelled
+        )
+        assert stats.cache is not None
+        assert stats.cache.nbytes <= 1 << 20
+        assert stats.cache.counters.hits > count // 10
 
 
 CONFIGS = [

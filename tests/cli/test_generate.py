@@ -163,7 +163,46 @@ def test_stats_say_how_it_was_decoded(power: Power, toy: Any) -> None:
     assert lines[5].startswith("costs of rows, in plain steps: 1 1")
     off = power("generate", "abc", "--max-tokens", "9", "--spec", "off", "--stats").stderr.splitlines()
     assert off[:2] == ["strategy: off", "width policy: none, plain decoding"]
-    assert len(off) == 5
+    assert off[5] == "prompt tokens reused: 0 of 6"
+    assert off[6].startswith("queue: 0 of 1024 waiting, 0 of 1 active; submitted 1, granted 1, released 1,")
+    assert off[7].startswith("prompt cache: 0 entries, 0 of 536870912 bytes; requests 0,")
+    assert len(off) == 8
+
+
+def test_a_deadline_from_the_command_line(power: Power) -> None:
+    """Time that is up before the model is open, and time enough."""
+    late = power("generate", "abc", "--deadline", "0")
+    assert (late.exit_code, late.stderr.count("\n")) == (2, 1)
+    assert "deadline" in late.stderr
+    assert power("generate", "abc", "--deadline", "600").stdout == power("generate", "abc").stdout
+    assert ">= 0" in power("generate", "abc", "--deadline", "-1").stderr
+
+
+def test_a_key_changes_no_answer(power: Power) -> None:
+    """Within one process nothing was kept before; the counters say that it was asked for."""
+    counted = power("generate", "abc", "--prompt-cache-key", "k", "--stats")
+    assert counted.stdout == power("generate", "abc").stdout
+    assert "requests 1, hits 0, misses 1" in counted.stderr
+
+
+def test_a_receipt_that_cannot_be_written_is_noticed_before_decoding(
+    power: Power, toy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not after minutes of it; and what can be written is not touched by the check."""
+    file = tmp_path / "receipt.json"
+    real = Path.open
+
+    def refuse(path: Path, *args: Any, **kwargs: Any) -> Any:
+        if path == file:
+            raise PermissionError(13, "Permission denied")
+        return real(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    refused = power("generate", "abc", "--receipt", str(file))
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "cannot be written: Permission denied" in refused.stderr
+    monkeypatch.undo()
+    assert not file.exists()
 
 
 def test_a_chain_from_the_command_line(power: Power) -> None:

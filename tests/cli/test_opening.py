@@ -24,7 +24,7 @@ class Terminal(io.StringIO):
 class FailingRuntime:
     """A runtime whose model is not there."""
 
-    def open(self, *, spec: str | None) -> None:
+    def open(self, *, spec: str | None, deadline: object) -> None:
         raise ArtifactError("no such file")
 
 
