@@ -229,3 +229,40 @@ class Admission(RuleBasedStateMachine):
 
 TestAdmission = Admission.TestCase
 TestAdmission.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_one_client_fills_its_own_places_only():
+    """A client's bound is below the queue's; turns given to others free nothing of it."""
+    controller, _ = make(waiting=4, max_per_client=2)
+    active = controller.acquire("a")
+    for _ in range(2):
+        controller.submit("a")
+    with pytest.raises(QueueFullError, match="2 requests"):
+        controller.submit("a")
+    controller.submit("b")
+    active.release()
+    controller.submit("a")
+    assert (controller.active, controller.waiting) == (1, 3)
+
+
+def test_places_come_and_go():
+    """A place that is lost is granted to nobody; one that comes back goes to whoever waits."""
+    controller, _ = make(active=1)
+    controller.add_places(-1)
+    ticket = controller.submit()
+    assert ticket.poll() is None
+    controller.add_places(1)
+    assert ticket.is_granted
+
+
+def test_what_can_be_had_at_once():
+    """Neither a place nor bytes are waited for, and nobody in the queue is overtaken."""
+    controller, _ = make(active=2, max_bytes=100)
+    first = controller.acquire_now(reserve_bytes=60)
+    assert first is not None
+    assert controller.acquire_now(reserve_bytes=60) is None
+    waiting = controller.submit(reserve_bytes=60)
+    assert controller.acquire_now(reserve_bytes=1) is None
+    first.release()
+    assert waiting.is_granted
+    assert controller.acquire_now(reserve_bytes=1) is not None
