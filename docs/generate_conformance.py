@@ -8,7 +8,12 @@ from power_conformance import Kind, rules_of
 
 PAGE = Path(__file__).with_name("conformance.md")
 INTRODUCTION = Path(__file__).with_name("conformance_intro.md")
-HEADINGS = {Kind.TARGET: "Targets", Kind.DRAFTER: "Drafters", Kind.PLUGIN: "Plugins"}
+HEADINGS = {
+    Kind.TARGET: "Targets",
+    Kind.DRAFTER: "Drafters",
+    Kind.ARTIFACT: "Artifact contracts",
+    Kind.PLUGIN: "Plugins",
+}
 
 
 def page() -> str:

@@ -37,7 +37,7 @@ _OPTIONS = {
     "fixtures": frozenset({"kind"}),
 }
 _ARTIFACT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-FIXTURE_KINDS = ("target", "drafter")
+FIXTURE_KINDS = ("target", "drafter", "artifact")
 _CONFIGURABLE = frozenset({"targets", "strategies"})
 _FITS: Mapping[str, Callable[[object], bool]] = {
     "targets": callable,

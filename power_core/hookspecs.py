@@ -139,7 +139,9 @@ class RegisterFixture(Protocol):
 
     *factory* is given an empty folder. For kind `target` it returns a `TargetModel`, or that and the
     `SessionOptions` to try it with: ``(model, [options, ...])``. For kind `drafter` it returns the drafter
-    and a target it can draft for: ``(drafter, model)``. Zero-weight strategies need no fixture.
+    and a target it can draft for: ``(drafter, model)``. For kind `artifact` it returns an `ArtifactContract`, the path
+    of a good file without anything optional, and a target the file was made for: ``(contract, path, model)``;
+    strategies that load the kind are then tried with it. Zero-weight strategies need no fixture.
     """
 
     def __call__(self, name: str, factory: Callable[[Path], Any], /, *, kind: str) -> None: ...
@@ -177,4 +179,4 @@ def power_register_commands(register: RegisterCommand) -> None:
 
 @hookspec
 def power_register_fixtures(register: RegisterFixture) -> None:
-    """Offer targets and drafters that ``power conformance`` checks without a model file of the user."""
+    """Offer targets, drafters and artifacts that ``power conformance`` checks without a model file of the user."""

@@ -19,9 +19,15 @@ from power_conformance.failures import ConformanceFailure, NotApplicable
 from power_conformance.registry import Kind, Rule, all_rules, find_rule, rules_of
 
 if TYPE_CHECKING:
-    from power_conformance.suites import DrafterConformance, PluginConformance, TargetConformance
+    from power_conformance.suites import (
+        ArtifactContractConformance,
+        DrafterConformance,
+        PluginConformance,
+        TargetConformance,
+    )
 
 __all__ = [
+    "ArtifactContractConformance",
     "ConformanceFailure",
     "DrafterConformance",
     "Kind",
@@ -36,7 +42,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("DrafterConformance", "PluginConformance", "TargetConformance"):
+    if name.endswith("Conformance") and name in __all__:
         from power_conformance import suites  # pytest, and through the rules numpy
 
         return getattr(suites, name)

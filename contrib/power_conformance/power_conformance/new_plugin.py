@@ -12,7 +12,7 @@ from string import Template
 import click
 
 from power_core.capabilities import AUTO, OFF, RESERVED
-from power_core.errors import CapabilityError, ConfigError
+from power_core.errors import ConfigError
 
 __all__ = ["new_plugin", "write_project"]
 
@@ -29,7 +29,7 @@ def new_plugin(name: str, kind: str, directory: Path | None) -> None:
     """
     Write a plugin project NAME: installable, typed, tested, and passing its own conformance run.
 
-    NAME is the entry point, and the strategy's or the file suffix's name; the distribution is power-NAME.
+    NAME is the entry point, and the name of the strategy, file suffix or artifact kind; the distribution is power-NAME.
     """
     folder = write_project(name, kind, Path(f"power-{name}") if directory is None else directory)
     click.echo(f"wrote {folder}")
@@ -42,13 +42,7 @@ def write_project(name: str, kind: str, folder: Path) -> Path:
 
     Raises:
         ConfigError: The name is no name for a plugin, or the folder is not empty.
-        CapabilityError: The core has nothing of that kind.
     """
-    if kind == "artifact":
-        raise CapabilityError(
-            "power-core has no artifact contracts that a plugin could provide", who="new-plugin", got=kind,
-            expected="target or drafter", fix="choose --kind drafter: a drafter may load files of its own",
-        )  # fmt: skip
     values = _values(name)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(

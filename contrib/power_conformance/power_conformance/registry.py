@@ -27,6 +27,10 @@ _MODULES = (
     "drafter",
     "drafter_state",
     "drafter_engine",
+    "contract",
+    "contract_header",
+    "contract_values",
+    "contract_process",
     "plugin",
     "plugin_parts",
 )
@@ -37,6 +41,7 @@ class Kind(StrEnum):
 
     TARGET = "target"
     DRAFTER = "drafter"
+    ARTIFACT = "artifact"
     PLUGIN = "plugin"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
@@ -12,16 +12,19 @@ from typing import Any
 from attrs import evolve, frozen
 
 from power_conformance.failures import ConformanceFailure, NotApplicable
-from power_conformance.fixtures import drafter_subject, target_subject
+from power_conformance.fixtures import artifact_of, contract_subject, drafter_subject, target_subject
 from power_conformance.registry import Kind, Rule, rules_of
 from power_conformance.report import Outcome, PluginReport, SubjectReport
 from power_conformance.subjects import DrafterSubject, PluginSubject, import_path
+from power_core.artifacts import ArtifactContract
+from power_core.artifacts.matching import installed_contracts
 from power_core.capabilities import Registration, Registry
 from power_core.errors import CapabilityError, PluginError
 from power_core.hookspecs import ENTRY_POINT_GROUP
+from power_core.plugins import load_plugins
 from power_core.testing import ScriptedTarget, ScriptedTokenizer
 
-__all__ = ["check_plugin", "installed"]
+__all__ = ["check_plugin", "installed", "other_contracts"]
 
 Make = Callable[[Path], Any]
 Progress = Callable[[str, Rule], None]
@@ -77,6 +80,11 @@ def check_plugin(
     return PluginReport(point.name, distribution, version, tuple(reports))
 
 
+def other_contracts() -> tuple[ArtifactContract, ...]:
+    """Contracts of everything that is installed."""
+    return tuple(installed_contracts(load_plugins(entry_points(group=ENTRY_POINT_GROUP), {}).registry).values())
+
+
 def _trials(registry: Registry, seed: int) -> Iterator[_Trial]:
     for item in registry.strategies:
         if item.options.get("zero_weight"):
@@ -84,12 +92,18 @@ def _trials(registry: Registry, seed: int) -> Iterator[_Trial]:
     fixtures = list(registry.fixtures)
     targets = [item for item in fixtures if item.options["kind"] == "target"]
     for item in fixtures:
-        name = item.name.partition("/")[2]
-        if item.options["kind"] == "target":
+        kind, name = item.options["kind"], item.name.partition("/")[2]
+        if kind == "target":
             others = [other.value for other in targets if other is not item][:1]
             yield _Trial(f"target {name}", Kind.TARGET, _target(item.value, others, seed))
-        else:
+        elif kind == "drafter":
             yield _Trial(f"drafter {name}", Kind.DRAFTER, _drafter(item.value, seed))
+        else:
+            yield _Trial(f"artifact {name}", Kind.ARTIFACT, _contract(item.value, seed))
+            for strategy in registry.strategies:
+                if strategy.options.get("artifact_kind") == _kind_of(item.value):
+                    made = _with_artifact(strategy, item.value, seed)
+                    yield _Trial(f"strategy {strategy.name} on {name}", Kind.DRAFTER, made)
 
 
 def _strategy(item: Registration[Callable[[Any], Any]], seed: int) -> Make:
@@ -106,6 +120,30 @@ def _target(factory: Make, others: Sequence[Make], seed: int) -> Make:
         made = target_subject(factory(_empty(folder, "model")), seed=seed, again=import_path(factory))
         models = [target_subject(other(_empty(folder, f"other-{i}"))).model for i, other in enumerate(others)]
         return evolve(made, others=tuple(models))
+
+    return make
+
+
+def _contract(factory: Make, seed: int) -> Make:
+    return lambda folder: contract_subject(factory(folder), others=other_contracts(), seed=seed)
+
+
+def _kind_of(factory: Make) -> str | None:
+    """The kind of an artifact fixture; None where it cannot be made, which its own trial tells in full."""
+    with tempfile.TemporaryDirectory() as folder, suppress(Exception):
+        contract, _, model = factory(Path(folder))
+        model.close()
+        return str(contract.kind)
+    return None
+
+
+def _with_artifact(item: Registration[Callable[..., Any]], factory: Make, seed: int) -> Make:
+    """A strategy with the good file of one of the plugin's artifact fixtures."""
+
+    def make(folder: Path) -> DrafterSubject:
+        subject = contract_subject(factory(folder))
+        config = None if item.config is None else item.config()
+        return DrafterSubject(item.value(config, artifact_of(subject)), subject.model, seed=seed)
 
     return make
 

@@ -12,13 +12,22 @@ from typing import Any
 
 from attrs import evolve, frozen
 
+from power_core.artifacts import ArtifactContract
 from power_core.capabilities import Registry
 from power_core.drafter import Drafter
 from power_core.plugins import PluginSet, load_plugins
 from power_core.target import SessionOptions, TargetModel, TargetSession
 from power_core.types import TokenId
 
-__all__ = ["DEFAULT_OPTIONS", "DrafterSubject", "PluginSubject", "TargetSubject", "import_path", "ordinary_ids"]
+__all__ = [
+    "DEFAULT_OPTIONS",
+    "ContractSubject",
+    "DrafterSubject",
+    "PluginSubject",
+    "TargetSubject",
+    "import_path",
+    "ordinary_ids",
+]
 
 # Small enough to run into every edge, large enough for several sequences and rolled-back rows.
 DEFAULT_OPTIONS = SessionOptions(context_size=64, max_sequences=3, max_rows=8, rollback_rows=4)
@@ -93,6 +102,26 @@ class DrafterSubject:
             if draw.random() < 0.2:
                 text.append(draw.choice(ids))
         return text[:length]
+
+
+@frozen
+class ContractSubject:
+    """
+    An artifact contract to check.
+
+    Args:
+        contract: The contract.
+        path: A good file as small as can be: what is optional in it cannot be told from what is not looked at.
+        model: A target that the file was made for.
+        others: Contracts of other kinds, which must not take the file for theirs.
+        seed: Chooses the changes of the file.
+    """
+
+    contract: ArtifactContract
+    path: Path
+    model: TargetModel
+    others: tuple[ArtifactContract, ...] = ()
+    seed: int = 0
 
 
 @frozen

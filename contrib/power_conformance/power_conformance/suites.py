@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from importlib.metadata import entry_points
 from operator import attrgetter
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
 from power_conformance.failures import NotApplicable
+from power_conformance.fixtures import contract_subject
 from power_conformance.registry import Kind, Rule, rules_of
+from power_conformance.runner import other_contracts
 from power_conformance.subjects import DEFAULT_OPTIONS, DrafterSubject, PluginSubject, TargetSubject
+from power_core.artifacts import ArtifactContract
 from power_core.drafter import Drafter
 from power_core.hookspecs import ENTRY_POINT_GROUP
 from power_core.target import SessionOptions, TargetModel
 from power_core.testing import ScriptedTarget, ScriptedTokenizer
 
-__all__ = ["DrafterConformance", "PluginConformance", "TargetConformance"]
+__all__ = ["ArtifactContractConformance", "DrafterConformance", "PluginConformance", "TargetConformance"]
 
 _BY_ID = attrgetter("id")
 
@@ -83,6 +87,24 @@ class DrafterConformance:
     ) -> None:
         """The drafter keeps the rule."""
         _run(rule, DrafterSubject(drafter, target, shares_state=shares_state, seed=conformance_seed))
+
+
+class ArtifactContractConformance:
+    """
+    Every rule of artifact contracts, on what the fixture ``good`` returns.
+
+    Contracts of other kinds are those that are installed.
+    """
+
+    @pytest.fixture
+    def good(self, tmp_path: Path) -> tuple[ArtifactContract, Path, TargetModel]:
+        """The contract, a good file without anything optional, and a target that the file was made for."""
+        raise NotImplementedError("an ArtifactContractConformance suite needs a fixture `good`: contract, path, target")
+
+    @pytest.mark.parametrize("rule", rules_of(Kind.ARTIFACT), ids=_BY_ID)
+    def test_rule(self, rule: Rule, good: tuple[ArtifactContract, Path, TargetModel], conformance_seed: int) -> None:
+        """The contract keeps the rule."""
+        _run(rule, contract_subject(good, others=other_contracts(), seed=conformance_seed))
 
 
 class PluginConformance:

@@ -8,14 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broken import drafters, plugins, states, targets
+from broken import contracts, drafters, plugins, states, targets
 from power_conformance import ConformanceFailure, Kind, NotApplicable, Rule, all_rules, rules_of
-from power_conformance.subjects import DrafterSubject, PluginSubject, TargetSubject
+from power_conformance.subjects import ContractSubject, DrafterSubject, PluginSubject, TargetSubject
 
 from power_core.testing import padded_class, two_classes
 
 assert states  # registers its targets with `broken.targets`
-BROKEN = {Kind.TARGET: targets.BROKEN, Kind.DRAFTER: drafters.BROKEN, Kind.PLUGIN: plugins.BROKEN}
+BROKEN = {
+    Kind.TARGET: targets.BROKEN,
+    Kind.DRAFTER: drafters.BROKEN,
+    Kind.ARTIFACT: contracts.BROKEN,
+    Kind.PLUGIN: plugins.BROKEN,
+}
 IDS = [(kind, rule_id) for kind, table in BROKEN.items() for rule_id in table]
 # What a second process makes is worth its time for the one rule that asks.
 AGAIN = {"T-SHAPE-01": "broken.again:T_SHAPE_01"}
@@ -29,6 +34,10 @@ def subject_of(kind: Kind, rule_id: str, folder: Path) -> Iterator[Any]:
         yield TargetSubject(make(3), others=(make(4),), again=AGAIN.get(rule_id))
     elif kind is Kind.DRAFTER:
         yield DrafterSubject(drafters.BROKEN[rule_id](), targets.good(order=2))
+    elif kind is Kind.ARTIFACT:
+        path, model = contracts.good_file(folder)
+        other = contracts.OTHERS.get(rule_id, contracts.OtherContract)
+        yield ContractSubject(contracts.BROKEN[rule_id](), path, model, (other(),))
     else:
         with plugins.on_disk(folder, plugins.BROKEN[rule_id]) as point:
             yield PluginSubject(point)
@@ -96,6 +105,14 @@ def test_good_drafters_keep_every_rule(seed: int) -> None:
     """The drafter that the broken ones are made from is not broken itself."""
     make = Again(lambda: _given(DrafterSubject(drafters.Drafter(), targets.good(order=2), seed=seed)))
     assert failures(rules_of(Kind.DRAFTER), make) == {}
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_good_contracts_keep_every_rule(seed: int, tmp_path: Path) -> None:
+    """The contract that the broken ones are made from is not broken itself."""
+    path, model = contracts.good_file(tmp_path)
+    subject = ContractSubject(contracts.Contract(), path, model, (contracts.OtherContract(),), seed)
+    assert failures(rules_of(Kind.ARTIFACT), Again(lambda: _given(subject))) == {}
 
 
 def test_good_plugins_keep_every_rule(tmp_path: Path) -> None:

@@ -101,14 +101,10 @@ def test_receipt_verify_finds_every_changed_byte(good: EntryPoint, tmp_path: Pat
 
 def test_a_factory_that_raises_fails_its_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fixture that cannot be made is a finding, not a traceback."""
-    edit = plugins.replace(
-        "plugin.py", "COUNTER =",
-        "def make(folder: object) -> object:\n    raise OSError('no disk')\n\n\n"
-        "@hookimpl\ndef power_register_fixtures(register: object) -> None:\n"
-        "    register('tiny', make, kind='target')\n\n\nCOUNTER =",
-    )  # fmt: skip
+    broken = """register("tiny", lambda _folder: open("/no/such/disk"), kind="target")"""
+    edit = plugins.replace("plugin.py", 'register("good", make_target, kind="artifact")', broken)
     with plugins.on_disk(tmp_path, edit) as point:
         monkeypatch.setattr(runner, "entry_points", lambda group: [point])
         result = run("good", "--rule", "T-LENGTH-01")
     assert result.exit_code == 1
-    assert "its factory raised OSError: no disk" in result.output
+    assert "its factory raised FileNotFoundError: " in result.output

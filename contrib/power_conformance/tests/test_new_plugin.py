@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
+import sysconfig
+import tomllib
 import venv
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from power_conformance.new_plugin import write_project
 
-from power_core.errors import CapabilityError, ConfigError
+from power_core.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]
-CORE = (ROOT, ROOT / "contrib" / "power_conformance")
 
 
 @pytest.mark.parametrize("name", ["Mine", "1st", "a--b", "off", "auto", "class", "a_b", "", "-x"])
@@ -30,14 +34,7 @@ def test_refuses_a_folder_with_files(tmp_path: Path) -> None:
         write_project("mine", "drafter", tmp_path)
 
 
-def test_refuses_what_the_core_does_not_have(tmp_path: Path) -> None:
-    """An artifact contract has no place to be registered, so no project is written for one."""
-    with pytest.raises(CapabilityError, match="no artifact contracts"):
-        write_project("mine", "artifact", tmp_path / "new")
-    assert not (tmp_path / "new").exists()
-
-
-@pytest.mark.parametrize("kind", ["drafter", "target"])
+@pytest.mark.parametrize("kind", ["artifact", "drafter", "target"])
 def test_leaves_no_placeholder(kind: str, tmp_path: Path) -> None:
     """Every file is finished, and Python can read it."""
     folder = write_project("my-own", kind, tmp_path / "new")
@@ -51,41 +48,71 @@ def test_leaves_no_placeholder(kind: str, tmp_path: Path) -> None:
             compile(text, path, "exec")
 
 
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """
+    The Python of a new environment with a wheel of every package of this tree.
+
+    Nothing else of Power is in it; other packages are the running environment's.
+    """
+    folder = tmp_path_factory.mktemp("wheels")
+    sources = [ROOT, *sorted(path.parent for path in ROOT.glob("*/power_*/pyproject.toml"))]
+    _call(Path(sys.executable), "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, *sources)
+    venv.create(folder / "venv", with_pip=True)
+    python = folder / "venv" / "bin" / "python"
+    [site] = (folder / "venv").glob("lib/python3*/site-packages")
+    others = folder / "others"
+    others.mkdir()
+    for path in map(Path, (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))):
+        for entry in path.iterdir():
+            if not entry.name.startswith(("power", "__editable__", "_power")) and entry.suffix != ".pth":
+                with suppress(FileExistsError):
+                    (others / entry.name).symlink_to(entry)
+    (site / "others.pth").write_text(f"{others}\n")
+    _call(python, "-m", "pip", "install", "--quiet", "--no-deps", *folder.glob("*.whl"))
+    return python
+
+
+@pytest.mark.slow
+def test_wheels_are_whole(python: Path) -> None:
+    """Every package of the tree loads from its wheel: no module and no data file was forgotten."""
+    listed = _call(python.with_name("power"), "plugins")
+    assert "failed" not in listed.stdout
+    for file in ROOT.glob("*/power_*/pyproject.toml"):
+        assert tomllib.loads(file.read_text())["project"]["name"] in listed.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "file", "old", "new", "rule"),
     [
         ("drafter", "drafter.py", "text.pop(self._config.match)", "text.tokens.pop()", "D-RESTORE-02"),
         ("target", "session.py", "[:length]", "[: length + 1]", "T-ROLLBACK-01"),
+        ("artifact", "contract.py", "successors >= len(successors)", "successors < 0", "A-PAYLOAD-02"),
     ],
 )
-def test_from_wheels_in_a_new_environment(kind: str, file: str, old: str, new: str, rule: str, tmp_path: Path) -> None:
-    """Wheels of this tree, a new project, green; one line broken, red with the rule that it breaks."""
-    python = _environment(tmp_path)
-    _call(python.with_name("power"), "new-plugin", "my-own", "--kind", kind, "--directory", tmp_path / "new")
-    _call(python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", tmp_path / "new")
-    green = _call(python.with_name("power"), "conformance", "my-own")
+def test_a_new_project_passes_and_a_broken_line_fails(
+    python: Path, kind: str, file: str, old: str, new: str, rule: str, tmp_path: Path
+) -> None:
+    """A new project, installed: green; one line broken: red, with the rule that it breaks ."""
+    power, name = python.with_name("power"), f"my-{kind}"
+    _call(power, "new-plugin", name, "--kind", kind, "--directory", tmp_path / "new")
+    _call(Path(sys.executable), "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path, tmp_path / "new")
+    _call(python, "-m", "pip", "install", "--quiet", "--no-deps", *tmp_path.glob("*.whl"))
+    green = _call(power, "conformance", name)
     assert green.returncode == 0, green.stdout + green.stderr
-    installed = next(python.parents[1].rglob(f"power_my_own/{file}"))
-    installed.write_text(installed.read_text().replace(old, new))
-    red = _call(python.with_name("power"), "conformance", "my-own", check=False)
+    installed = next(python.parents[1].rglob(f"power_my_{kind}/{file}"))
+    text = installed.read_text()
+    assert text.count(old) == 1
+    installed.write_text(text.replace(old, new))
+    red = _call(power, "conformance", name, check=False)
     assert red.returncode == 1
-    assert rule in red.stdout
-
-
-def _environment(folder: Path) -> Path:
-    """The Python of a new environment with wheels of the core and the kit; other packages are this one's."""
-    wheels = folder / "wheels"
-    build = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", wheels]
-    for source in CORE:
-        _call(Path(sys.executable), *build, source)
-    venv.create(folder / "venv", with_pip=True)
-    python = folder / "venv" / "bin" / "python"
-    _call(python, "-m", "pip", "install", "--quiet", "hatchling", *wheels.glob("*.whl"))
-    return python
+    assert rule in re.findall(r": ([A-Z]-[A-Z]+-[0-9]+): ", red.stdout)
 
 
 def _call(program: Path, *args: object, check: bool = True) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([program, *map(str, args)], capture_output=True, text=True, check=False)
+    environ = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    command = [str(program), *map(str, args)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, cwd="/", check=False)
     assert done.returncode == 0 or not check, done.stdout + done.stderr
     return done

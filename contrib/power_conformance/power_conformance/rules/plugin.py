@@ -19,6 +19,7 @@ from power_conformance.failures import fail, refuse
 from power_conformance.registry import rule
 from power_conformance.subjects import PluginSubject
 from power_core import hookspecs
+from power_core.capabilities import Registry
 
 _GUIDE = "docs/plugin-authors.md"
 _HOOKSPECS = "power_core/hookspecs.py"
@@ -35,6 +36,7 @@ _HEAVY = (
     "torch",
     "transformers",
 )
+_TABLES = ("targets", "strategies", "models", "contracts", "artifacts", "commands")
 _FIND_HEAVY = """
 import importlib, sys
 importlib.import_module(sys.argv[1])
@@ -140,15 +142,14 @@ def check_registers_something(subject: PluginSubject) -> None:
     if result.failures:
         refuse("the plugin does not load: see P-LOAD-01")
     registry = result.registry
-    tables = (registry.targets, registry.strategies, registry.models, registry.commands)
-    if not any(table.names() for table in tables):
-        fail("registers nothing", "a target, a strategy, a model or a command")
+    if not any(_tables(registry).values()):
+        fail("registers nothing", f"something: {', '.join(_TABLES)}")
 
 
 @rule("P-HOOK-03", look=_HOOKSPECS)
 def check_registration_repeats(subject: PluginSubject) -> None:
     """Loading twice in one process registers the same twice, because programs may have several runtimes."""
-    first, second = (_names(subject) for _ in range(2))
+    first, second = (_tables(subject.registry()) for _ in range(2))
     if first != second:
         fail(f"registered {second} the second time", f"{first}, as the first time")
 
@@ -172,8 +173,6 @@ def _own_functions(module: ModuleType) -> Iterator[Callable[..., Any]]:
             yield value
 
 
-def _names(subject: PluginSubject) -> dict[str, list[str]]:
-    registry = subject.registry()
-    return {
-        kind: getattr(registry, kind).names() for kind in ("targets", "strategies", "models", "commands", "fixtures")
-    }
+def _tables(registry: Registry) -> dict[str, list[str]]:
+    """Names by what they are names of; fixtures are no reason to install a plugin."""
+    return {table: getattr(registry, table).names() for table in _TABLES}

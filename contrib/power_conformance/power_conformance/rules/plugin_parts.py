@@ -151,6 +151,24 @@ def check_models(subject: PluginSubject) -> None:
             fail(f"model {item.name!r} is located at {path}, which is no file", "a file, or an ArtifactError")
 
 
+@rule("P-CONTRACT-01", look="RegisterContract in power_core/hookspecs.py")
+def check_contracts(subject: PluginSubject) -> None:
+    """
+    A contract is of the kind it is registered as, and a fixture offers a good file of it, because without one nothing
+    can be told from what it refuses.
+    """
+    registry = subject.registry()
+    contracts = {item.name: item.value() for item in registry.contracts}
+    if not contracts:
+        refuse("the plugin registers no contract")
+    for name, contract in contracts.items():
+        if contract.kind != name:
+            fail(f"the contract registered as {name!r} is of kind {contract.kind!r}", name)
+    offered = [item for item in registry.fixtures if item.options["kind"] == "artifact"]
+    if not offered:
+        fail(f"offers no fixture for {', '.join(contracts)}", "power_register_fixtures with kind='artifact'")
+
+
 @rule("P-COMMAND-01", look="RegisterCommand in power_core/hookspecs.py")
 def check_commands(subject: PluginSubject) -> None:
     """

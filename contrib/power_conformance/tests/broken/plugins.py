@@ -46,6 +46,17 @@ def power_register_models(register: object) -> None:
 
 
 @hookimpl
+def power_register_contracts(register: object) -> None:
+    from power_good.parts import Contract
+    register("good", Contract)
+
+
+@hookimpl
+def power_register_fixtures(register: object) -> None:
+    register("good", make_target, kind="artifact")
+
+
+@hookimpl
 def power_register_commands(register: object) -> None:
     register("good", "power_good.cli:good", help="Does nothing.")
 '''
@@ -67,6 +78,10 @@ class GoodConfig:
 PARTS = """
 from power_core.drafter import DrafterRequirements
 from power_core.errors import ArtifactError
+
+
+class Contract:
+    kind = "good"
 
 
 class Backend:
@@ -158,6 +173,7 @@ BROKEN: Mapping[str, Edit] = {
     "P-DOCS-01": replace("plugin.py", ', description="Says nothing."', ""),
     "P-BACKEND-01": replace("parts.py", "path.is_file() and path.suffix", "path.read_bytes() and path.suffix"),
     "P-BACKEND-02": replace("parts.py", 'raise ArtifactError("no good file"', 'raise MemoryError("no good file"'),
+    "P-CONTRACT-01": replace("parts.py", 'kind = "good"', 'kind = "better"'),
     "P-MODEL-01": replace("models.py", ', fix="pip install power-good-model"', ""),
     "P-COMMAND-01": replace("cli.py", "@click.command()\n", ""),
 }
