@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from power_core.hookspecs import RegisterContract, RegisterStrategy, hookimpl
+from power_core.hookspecs import RegisterContract, RegisterFixture, RegisterStrategy, hookimpl
+from power_dflash import fixtures
 from power_dflash.config import DFlash2Config, DFlashConfig
 
 if TYPE_CHECKING:
@@ -45,3 +46,12 @@ def power_register_contracts(register: RegisterContract) -> None:
     """Register the contract of each kind."""
     for _, kind, _, _ in _STRATEGIES:
         register(kind, partial(_make_contract, kind))
+
+
+@hookimpl
+def power_register_fixtures(register: RegisterFixture) -> None:
+    """Offer a tiny drafter of each kind in each container to ``power conformance``."""
+    register("v1", fixtures.tiny_v1, kind="artifact")
+    register("v1-published", fixtures.tiny_v1_published, kind="artifact")
+    register("v2", fixtures.tiny_v2, kind="artifact")
+    register("v2-published", fixtures.tiny_v2_published, kind="artifact")

@@ -185,7 +185,7 @@ def _layer(header: Header, layer: int) -> Iterator[_Wanted]:
     }
     for (published, gguf), shape in shapes.items():
         names = (f"layers.{layer}.{published}.weight", f"blk.{layer}.{gguf}.weight")
-        yield _Wanted(names, shape, plain=len(shape) == 1, optional=gguf == "attn_v")
+        yield _Wanted(names, shape, plain=len(shape) == 1)
     if header.selector is None:
         return
     taps, groups = header.selector.conv_kernel, hidden // header.selector.conv_group
