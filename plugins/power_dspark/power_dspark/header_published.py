@@ -12,7 +12,8 @@ from power_dspark.layout import Dims
 
 __all__ = ["ARCHITECTURES", "is_speculators", "read_published_header"]
 
-ARCHITECTURES = frozenset({"Qwen3DSparkModel", "DSparkDraftModel", "DSparkSpeculator"})
+# A tuple, for what a list of a config.json holds may not be hashable.
+ARCHITECTURES = ("Qwen3DSparkModel", "DSparkDraftModel", "DSparkSpeculator")
 """Values of `architectures` in a config.json whose backbone is a Qwen3-style block."""
 
 _KEYS = Keys(
