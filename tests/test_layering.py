@@ -20,7 +20,7 @@ LAYERS = [
     {"plugins", "sampling", "decoding", "grammar", "grammar_size", "transaction"},
     {"artifacts", "evidence", "scheduler", "config"},
     {"strategies"},
-    {"engine"},
+    {"engine", "generation"},
     {"runtime"},
     {"cli", "testing"},
 ]
