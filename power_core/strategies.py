@@ -90,7 +90,8 @@ class StrategyResolver:
 
         `auto` prefers strategies whose artifact is there for this target, then those that may do without one
         (a target with prediction layers of its own), then zero-weight ones, then plain decoding; among their
-        like the lowest `auto_rank`. Strategies without a rank are not among them.
+        like the lowest `auto_rank`. Strategies without a rank are not among them. A model-backed strategy is
+        tried behind the best zero-weight one, as a chain: lookup costs next to nothing, and copies better.
 
         Raises:
             CapabilityError: Several artifacts fit alike.
@@ -100,9 +101,12 @@ class StrategyResolver:
             return
         ranked = [item for item in self._registry.strategies if item.options.get("auto_rank") is not None]
         entries = {item.name: self._entry(item) for item in ranked}
-        for item in sorted(ranked, key=lambda item: self._preference(item, entries[item.name])):
+        ranked.sort(key=lambda item: self._preference(item, entries[item.name]))
+        lookup = next((item.name for item in ranked if item.options.get("zero_weight")), None)
+        for item in ranked:
             if self._is_possible(item, entries[item.name]):
-                yield item.name
+                is_chain = lookup is not None and item.options.get("artifact_kind") is not None
+                yield f"{lookup}{SEPARATOR}{item.name}" if is_chain else item.name
         yield OFF
 
     def is_chosen(self, strategy: str) -> bool:
