@@ -69,6 +69,10 @@ class KvCache:
         place = self._data[layer, seq].narrow(1, position, rows.shape[0])
         place.copy_(rows.transpose(0, 1))
 
+    def rows(self, seq: int, position: int, count: int) -> torch.Tensor:
+        """[count, layers * 2 * kv_heads * head_dim]: a copy of what *count* rows left behind."""
+        return self._data[:, seq, :, position : position + count].permute(2, 0, 1, 3).reshape(count, -1)
+
     def views(self, seq: int, span: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """For each layer the first *span* keys, [kv_heads, head_dim, span], and values, [kv_heads, span, head_dim]."""
         known = self._views.get(seq)

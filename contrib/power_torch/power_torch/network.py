@@ -11,7 +11,7 @@ norms of Qwen3: arXiv:2505.09388; windows and the four norms of Gemma 3: arXiv:2
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from attrs import frozen
@@ -125,6 +125,10 @@ class Network:
         weights: Its weights.
         positions: Most positions of a sequence.
         hidden_layers: Blocks whose outputs are kept.
+
+    Attributes:
+        watch: Called with float32 rows that are about to be rounded, and the index of the first: for the probe,
+            since in bf16 most differences would vanish there. None otherwise.
     """
 
     def __init__(
@@ -139,6 +143,7 @@ class Network:
             windowed: rotation_table(hparams, positions, windowed=windowed).to(self.device)
             for windowed in {block.is_windowed for block in weights.blocks}
         }
+        self.watch: Callable[[torch.Tensor, int], None] | None = None
         self._slots = {layer: slot for slot, layer in enumerate(self.hidden_layers)}
         self._gate = functional.silu if hparams.activation == "silu" else _gelu
         self._shape = (hparams.num_heads + 2 * hparams.num_kv_heads, hparams.head_dim)
@@ -168,7 +173,7 @@ class Network:
 
     def _projected(self, block: _Block, x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
         """float32[width, heads + 2 * kv_heads, head_dim]: queries and keys, normed and rotated, then values."""
-        qkv = block.qkv(block.attn_norm(x).to(self.dtype)).float().view(-1, *self._shape)
+        qkv = block.qkv(self._rounded(block.attn_norm(x))).float().view(-1, *self._shape)
         rotated = qkv[:, : self._rotated]
         if block.head_norm is not None:
             rotated.copy_(block.head_norm(rotated))
@@ -205,20 +210,28 @@ class Network:
         )
         result = torch.bmm(torch.softmax(scores, -1), values)  # [kv_heads, group * width, head_dim]
         rows = result.view(kv_heads, group, width, -1)[:, :, : chain.rows].permute(2, 0, 1, 3)
+        if self.watch is not None:
+            self.watch(rows, chain.first)
         mixed[chain.first : chain.first + chain.rows].view(rows.shape).copy_(rows)
+
+    def _rounded(self, x: torch.Tensor) -> torch.Tensor:
+        """float32 values in the element type of the matrices."""
+        if self.watch is not None:
+            self.watch(x, 0)
+        return x.to(self.dtype)
 
     def _finish(self, block: _Block, x: torch.Tensor, mixed: torch.Tensor) -> None:
         """Add the attention's projection and the feed-forward to the residual stream *x*."""
         attended = block.attn_output(mixed)
         x.add_(attended if block.post_attention_norm is None else block.post_attention_norm(attended.float()))
-        gate_up = block.gate_up(block.ffn_norm(x).to(self.dtype))
+        gate_up = block.gate_up(self._rounded(block.ffn_norm(x)))
         gate, up = gate_up.chunk(2, dim=-1)
         down = block.down(self._gate(gate).mul_(up))
         x.add_(down if block.post_ffn_norm is None else block.post_ffn_norm(down.float()))
 
     def _logits(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         rows = x if step.outputs is None else x[step.outputs]
-        logits = self._weights.head(self._weights.final_norm(rows).to(self.dtype))
+        logits = self._weights.head(self._rounded(self._weights.final_norm(rows)))
         cap = self.hparams.logit_softcap
         return logits.float().div_(cap).tanh_().mul_(cap) if cap else logits
 

@@ -21,6 +21,7 @@ from attrs import field, frozen
 from power_core.shapes import ExactnessLevel, ShapeIdentity, ShapeProfile, WidthClass
 from power_core.types import JSON
 from power_torch.cache import KvCache
+from power_torch.kernels import KernelProbe
 from power_torch.network import Network
 from power_torch.step import Chain, Step, make_step
 
@@ -48,7 +49,8 @@ def measure(
         sequences: Sequences of the session.
         facts: What else decides the numbers: for the identity.
     """
-    probe = _Probe(network, cache)
+    kernels = KernelProbe(network.hparams, network.dtype, network.device, max(max_rows, prefill_rows))
+    probe = _Probe(network, cache, kernels)
     decode, prefill = probe.settle(_ladder(1, max_rows), _ladder(min(_LEAST_PREFILL, prefill_rows), prefill_rows))
     is_stable = all(probe.is_consistent(width) for width in {max_rows, prefill_rows})
     is_stable = is_stable and (sequences < 2 or probe.ignores_companions(max_rows))
@@ -87,6 +89,7 @@ class _Probe:
 
     network: Network
     cache: KvCache
+    kernels: KernelProbe
     _known: dict[int, torch.Tensor] = field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -110,16 +113,21 @@ class _Probe:
     # Whole forwards
 
     def _agreeing_widths(self, candidates: Sequence[int]) -> tuple[int, ...]:
-        """Those of *candidates*, ascending, that agree with the last."""
-        return tuple(width for width in candidates if self.agree(width, candidates[-1]))
+        """Those of *candidates*, ascending, that agree with the last, and that one."""
+        *narrower, widest = candidates
+        return (*(width for width in narrower if self.agree(width, widest)), widest)
 
     def agree(self, width: int, other: int) -> bool:
         """Whether the rows that two row counts have in common are the same."""
+        if not self.kernels.agree(width, other):
+            return False
         least = min(width, other)
         return torch.equal(self._full(width)[:least], self._full(other)[:least])
 
     def is_consistent(self, width: int) -> bool:
         """Whether a row's bits depend neither on its index in a forward of *width* rows nor on what follows it."""
+        if not self.kernels.agree(width, width):
+            return False
         expected = self._full(width)
         cuts = {1, width // 2, width - 1} - {0, width}
         return all(torch.equal(self._rows([cut, width - cut], width), expected) for cut in sorted(cuts))
@@ -128,14 +136,15 @@ class _Probe:
         """Whether rows of another sequence, before a row or after it, leave it alone."""
         if width < 2:
             return True
-        row, expected = Chain(0, 0, 1, PROMPT_ROWS), self._full(width)[0]
-        before = self._forward([row._replace(first=width - 1), Chain(1, 0, width - 1, 0)], width)
+        row, expected = Chain(0, 0, 1, PROMPT_ROWS), self._full(width)[:1]
         after = self._forward([row, Chain(1, 1, width - 1, 0)], width)
-        return torch.equal(before[width - 1], expected) and torch.equal(after[0], expected)
+        last = row._replace(first=width - 1)
+        before = self._forward([last, Chain(1, 0, width - 1, 0)], width)
+        return torch.equal(before, expected) and torch.equal(after, expected)
 
     def digest(self, width: int) -> str:
-        """Of a row's logits at *width*: the same where two widths, sessions or processes compute alike."""
-        return hashlib.sha256(self._full(width)[0].float().cpu().numpy().tobytes()).hexdigest()
+        """Of a row at *width*: the same where two widths, sessions or processes compute alike."""
+        return hashlib.sha256(self._full(width)[0].cpu().numpy().tobytes()).hexdigest()
 
     def costs(self, widths: Iterable[int]) -> tuple[float, ...]:
         """Time of a forward at each of *widths*, in units of the first; never less for a wider one."""
@@ -144,35 +153,56 @@ class _Probe:
 
     def _timed(self, width: int) -> float:
         step = self._step([Chain(0, 0, width, PROMPT_ROWS)], width)
+        # Beside busy neighbours a thread's own time is what the work takes; it tells nothing of other threads.
+        is_alone = self.network.device.type == "cpu" and torch.get_num_threads() == 1
+        clock = time.thread_time if is_alone else time.perf_counter
         times = []
         for _ in range(_REPEATS):
-            began = time.perf_counter()
+            began = clock()
             logits = self.network.forward(step, self.cache).logits
             if logits is not None:
                 logits[0, 0].item()  # waits for an accelerator
-            times.append(time.perf_counter() - began)
+            times.append(clock() - began)
         return min(times)
 
     def _full(self, width: int) -> torch.Tensor:
-        """[width, vocab]: the rows of one chain that fills a forward."""
+        """The rows of one chain that fills a forward."""
         known = self._known.get(width)
         if known is None:
             known = self._known[width] = self._rows([width], width)
         return known
 
     def _rows(self, chunks: Sequence[int], width: int, start: int = PROMPT_ROWS) -> torch.Tensor:
-        """Logits of a text evaluated in *chunks*, each in a forward of *width* rows."""
+        """A text evaluated in *chunks*, each in a forward of *width* rows."""
         results = []
         for chunk in chunks:
-            results.append(self._forward([Chain(0, 0, chunk, start)], width)[:chunk])
+            results.append(self._forward([Chain(0, 0, chunk, start)], width))
             start += chunk
         return torch.cat(results)
 
     def _forward(self, chains: Sequence[Chain], width: int) -> torch.Tensor:
-        logits = self.network.forward(self._step(chains, width), self.cache).logits
+        """
+        float32: what is known of the first chain's rows, side by side.
+
+        Logits, keys and values of each layer, and whatever the network computed in float32 before rounding it.
+        """
+        chain = chains[0]
+        last = chain.first + chain.rows
+        seen: list[torch.Tensor] = []
+
+        def keep(rows: torch.Tensor, first: int) -> None:
+            if first <= chain.first and last <= first + len(rows):
+                seen.append(rows[chain.first - first : last - first].flatten(1))
+
+        self.network.watch = keep
+        try:
+            logits = self.network.forward(self._step(chains, width), self.cache).logits
+        finally:
+            self.network.watch = None
         if logits is None:
             raise RuntimeError("a forward without logits was probed")
-        return logits
+        kept = self.cache.rows(chain.seq, chain.position, chain.rows)
+        return torch.cat([logits[chain.first : last].float(), kept, *seen], dim=1)
 
     def _step(self, chains: Sequence[Chain], width: int, spans: Sequence[int] = ()) -> Step:
         """A forward of *width* rows in which nothing is narrower than that."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from power_core.errors import BackendError, ConfigError
+from power_core.errors import BackendError, CapabilityError, ConfigError
 from power_core.shapes import ShapeProfile
 from power_core.target import SessionOptions
 from power_core.types import JSON
@@ -29,6 +29,8 @@ __all__ = ["TorchBackend", "TorchModel"]
 
 PLUGIN = "torch"
 _DEFAULT_CONTEXT = 4096
+# What was measured in this process: kernels do not change while it runs.
+_PROFILES: dict[tuple[JSON, ...], tuple[ShapeProfile, tuple[int, ...]]] = {}
 _MOST_SEQUENCES, _MOST_ROWS, _MOST_THREADS = 256, 1024, 512
 
 
@@ -85,17 +87,17 @@ class TorchModel:
         self._loaded: ModelWeights | None = None
         self._prepared: PreparedWeights | None = None
         self._matrices: dict[str, NDArray[np.float32]] = {}
-        self._profiles: dict[tuple[JSON, ...], tuple[ShapeProfile, tuple[int, ...]]] = {}
         self._sessions: weakref.WeakSet[TorchSession] = weakref.WeakSet()
         self._is_closed = False
 
     def open_session(self, options: SessionOptions) -> TorchSession:
         """
-        Allocate state and measure the session's profile: once for each set of options of a model.
+        Allocate state and measure the session's profile: once in a process for each set of options.
 
         Raises:
             ArtifactError: The weights are incomplete or damaged.
             BackendError: The model is closed, or there is not enough memory.
+            CapabilityError: The output of a block is asked for that is not there.
             ConfigError: The options contradict each other or the model.
         """
         context = self._checked(options)
@@ -110,18 +112,19 @@ class TorchModel:
             cache = KvCache(weights.hparams, options.max_sequences, positions, self._device)
         except (RuntimeError, MemoryError) as exc:
             raise BackendError(f"torch cannot provide the session: {exc}", plugin=PLUGIN, fix="lower ctx") from exc
-        key = (cache.spans, options.max_sequences, options.max_rows, torch.get_num_threads())
-        if key not in self._profiles:
+        facts = self._numeric_facts()
+        key = (*facts.values(), cache.spans, options.max_sequences, options.max_rows, prefill_rows)
+        if key not in _PROFILES:
             profile = measure(
                 network,
                 cache,
                 max_rows=options.max_rows,
                 prefill_rows=prefill_rows,
                 sequences=options.max_sequences,
-                facts=self._numeric_facts(),
+                facts=facts,
             )
-            self._profiles[key] = profile, cache.spans
-        profile, cache.spans = self._profiles[key]
+            _PROFILES[key] = profile, cache.spans
+        profile, cache.spans = _PROFILES[key]
         session = TorchSession(
             network,
             cache,
@@ -160,8 +163,11 @@ class TorchModel:
         layers = self.identity.num_layers
         outside = [layer for layer in options.hidden_layers if not 0 <= layer < layers]
         if outside:
-            raise ConfigError(
-                f"there is no block {outside[0]}", plugin=PLUGIN, got=outside[0], expected=f"0 to {layers - 1}"
+            raise CapabilityError(
+                f"there is no block {outside[0]} whose output could be given",
+                plugin=PLUGIN,
+                got=outside[0],
+                expected=f"0 to {layers - 1}",
             )
         return context
 

@@ -1,0 +1,93 @@
+"""
+Whether matrix kernels add in the same order at every row count.
+
+A bf16 result hides most differences of its float32 sum: two orders of addition agree in thousands of values
+and part in the next. Here every sum cancels, to nothing but what rounding leaves of it; that is another number
+in every other order, and its leading bits survive bf16. Kernels are chosen by shape and type, never by value, so that
+made-up matrices of the model's shapes stand for its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from attrs import frozen
+
+from power_torch.hparams import HyperParameters
+from power_torch.linear import Linear, make_linear
+
+__all__ = ["KernelProbe"]
+
+_BLOCK = 256  # distinct rows of a made-up matrix; more would only take longer to draw
+
+
+@frozen(eq=False)
+class _Case:
+    """A product and rows whose results are rounding alone."""
+
+    product: Linear
+    rows: torch.Tensor
+
+    def agree(self, width: int, other: int) -> bool:
+        """Whether calls of *width* rows and of *other*, no fewer, give a row the same bits at whatever index."""
+        narrow, wide = self.rows[:width], self.rows[:other]
+        expected = self.product(wide)
+        if not torch.equal(self.product(narrow), expected[:width]):
+            return False
+        return self._ignores_index(narrow, expected[:width]) and self._ignores_index(wide, expected)
+
+    def _ignores_index(self, rows: torch.Tensor, expected: torch.Tensor) -> bool:
+        shifts = {1, len(rows) // 2} - {0, len(rows)}
+        return all(torch.equal(self.product(rows.roll(n, 0)), expected.roll(n, 0)) for n in shifts)
+
+
+class KernelProbe:
+    """
+    Products of every shape in a model.
+
+    Args:
+        hparams: The model's sizes.
+        dtype: Of its matrices.
+        device: Where they are.
+        most: The widest call.
+    """
+
+    def __init__(self, hparams: HyperParameters, dtype: torch.dtype, device: torch.device, most: int) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self._cases = [
+            _case(outputs, inputs, most, dtype, device, generator) for outputs, inputs in sorted({*_shapes(hparams)})
+        ]
+        self._known: dict[tuple[int, int], bool] = {}
+
+    def agree(self, width: int, other: int) -> bool:
+        """Whether forwards of both row counts add in one order, at every index of a row."""
+        key = min(width, other), max(width, other)
+        if key not in self._known:
+            self._known[key] = all(case.agree(*key) for case in self._cases)
+        return self._known[key]
+
+
+def _shapes(hparams: HyperParameters) -> Iterator[tuple[int, int]]:
+    hidden = hparams.hidden_size
+    yield hparams.query_size + 2 * hparams.kv_size, hidden
+    yield hidden, hparams.query_size
+    yield 2 * hparams.ffn_size, hidden
+    yield hidden, hparams.ffn_size
+    yield hparams.vocab_size, hidden
+
+
+def _case(
+    outputs: int, inputs: int, most: int, dtype: torch.dtype, device: torch.device, generator: torch.Generator
+) -> _Case:
+    """A product of [outputs, inputs] in which each term has its negative somewhere else in the sum."""
+    half = inputs // 2
+    order = torch.randperm(inputs, generator=generator)
+    block = torch.zeros(min(outputs, _BLOCK), inputs)
+    block[:, :half] = torch.randn((len(block), half), generator=generator)
+    block[:, half : 2 * half] = -block[:, :half]
+    rows = torch.zeros(most, inputs)
+    rows[:, :half] = torch.randn((most, half), generator=generator)
+    rows[:, half : 2 * half] = rows[:, :half]
+    matrix = block[:, order].to(dtype).repeat(-(-outputs // len(block)), 1)[:outputs]
+    return _Case(make_linear(matrix.to(device)), rows[:, order].to(dtype).to(device))

@@ -1,0 +1,135 @@
+"""What the probe declares holds, and what does not hold is not declared."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from power_torch import linear, network, target
+from power_torch.cache import spans_of
+
+from power_core.shapes import ExactnessLevel
+from power_core.target import RowBatch
+
+Spoil = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_every_declared_width_gives_the_same_bits(
+    model: Any, open_session: Any, feed: Any, words: Any, dtype: str
+) -> None:
+    """A text in chunks of each declared width, and of one row, gives one set of logits at any point of the context."""
+    session = open_session(model("llama", dtype=dtype), max_sequences=2)
+    text = words(3, 140)  # two spans of the cache
+    assert session.profile.level is not ExactnessLevel.UNVERIFIED
+    results = []
+    for chunk in (1, *session.profile.decode.widths):
+        session.open(0)
+        parts = [feed(session, 0, text[i : i + chunk]) for i in range(0, len(text), chunk)]
+        results.append(np.concatenate(parts))
+    for result in results[1:]:
+        assert np.array_equal(result, results[0])
+
+
+def test_prompt_rows_may_be_narrow_where_they_agree(model: Any, open_session: Any) -> None:
+    """Where prompt and decode rows are one class, a prompt of two rows is not padded to a whole chunk."""
+    profile = open_session(model("llama")).profile
+    if not profile.mixable:
+        pytest.skip("prompt rows are another class on this machine")
+    assert set(profile.decode.widths) < set(profile.prefill.widths)
+    assert profile.prefill.max_rows == 32
+
+
+def spoilt(spoil: Spoil) -> Callable[[torch.Tensor], linear.Linear]:
+    """A maker of products that are changed in their last bits."""
+
+    def make(weight: torch.Tensor) -> linear.Linear:
+        return lambda x: spoil(x, x @ weight.T)
+
+    return make
+
+
+def by_width(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Other bits below four rows, as a kernel for few rows gives."""
+    return y * 1.0000002 if len(x) < 4 else y
+
+
+def by_index(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Other bits in odd rows, as a kernel with a remainder gives."""
+    return y * (1 + torch.arange(len(x)).remainder(2)[:, None] * 2e-7)
+
+
+def by_companion(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Other bits beside other rows, as quantizing a whole batch gives."""
+    return y * (1 + 1e-6 * torch.sign(x.mean()))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "level"),
+    [
+        (by_width, ExactnessLevel.PADDED),
+        (by_index, ExactnessLevel.UNVERIFIED),
+        (by_companion, ExactnessLevel.UNVERIFIED),
+    ],
+)
+def test_kernels_that_do_not_agree_are_found(
+    spoil: Spoil, level: ExactnessLevel, model: Any, open_session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A width of its own is left out; rows that depend on their index or companions leave nothing to promise."""
+    monkeypatch.setattr(network, "make_linear", spoilt(spoil))
+    monkeypatch.setattr(target, "_PROFILES", {})
+    profile = open_session(model("llama"), max_sequences=2).profile
+    assert profile.level is level
+    assert min(profile.decode.widths) >= (4 if level is ExactnessLevel.PADDED else 8)
+    assert not profile.mixable or level is ExactnessLevel.PADDED
+
+
+def test_one_measurement_serves_every_session_of_its_kind(
+    model: Any, open_session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second session with the same options is not measured, in another model of the file; one with others is."""
+    calls: list[int] = []
+    measure = target.measure
+    monkeypatch.setattr(target, "_PROFILES", {})
+    monkeypatch.setattr(target, "measure", lambda *a, **k: calls.append(k["max_rows"]) or measure(*a, **k))
+    profiles = [open_session(model("llama"), max_rows=rows).profile for rows in (4, 4, 6)]
+    assert calls == [4, 6]
+    assert profiles[0] is profiles[1]
+
+
+def test_spans_grow_with_the_context() -> None:
+    """A cache is read in few lengths, none much longer than needed."""
+    for context in (1, 128, 129, 1000, 4096, 131072):
+        spans = spans_of(context)
+        assert spans[-1] >= context > (spans[-2] if len(spans) > 1 else 0)
+        assert all(span % 128 == 0 for span in spans)
+        assert all(later - span <= max(128, span // 4) for span, later in itertools.pairwise(spans))
+    assert len(spans_of(131072)) < 50
+
+
+def test_rows_end_with_the_next_forward(model: Any, open_session: Any, words: Any) -> None:
+    """Rows of an earlier forward, or of a closed session, are refused rather than wrong."""
+    from power_core.errors import BackendError
+
+    session = open_session(model("llama"))
+    session.open(0)
+    batch = RowBatch(4)
+    batch.add_chain(0, 0, words(1, 2), 1)
+    first = session.forward(batch, session.profile.decode)
+    assert first.greedy(1) == int(first.logits(1).argmax())
+    with pytest.raises(BackendError, match="row 0 has no output"):
+        first.logits(0)
+    batch.clear()
+    batch.add_chain(0, 2, words(2, 1), 1)
+    second = session.forward(batch, session.profile.decode)
+    with pytest.raises(BackendError, match="these rows are gone"):
+        first.greedy(1)
+    session.shutdown()
+    with pytest.raises(BackendError, match="these rows are gone"):
+        second.logits(0)
+    with pytest.raises(BackendError, match="the session is closed"):
+        session.open(0)
