@@ -36,15 +36,13 @@ from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
 
 ROOT = Path(__file__).resolve().parents[1]
-TRANSACTION = ["tests/test_transaction.py", "tests/engine/test_rollback.py", "tests/engine/test_faults.py"]
-SAMPLING = ["tests/test_sampling.py", "tests/engine/test_sampling.py"]
 SCHEDULER = [
     "tests/scheduler",
     *(f"tests/engine/test_{name}.py" for name in ["exhaustive", "rollback", "ends", "batch", "faults"]),
 ]
 TESTS = {
-    "power_core/transaction.py": TRANSACTION,
-    "power_core/sampling": SAMPLING,
+    "power_core/transaction.py": ["tests/test_transaction.py"],
+    "power_core/sampling": ["tests/test_sampling.py"],
     "power_core/scheduler": SCHEDULER,
 }
 PRELOADED = ["attrs", "click", "hypothesis", "hypothesis.strategies", "numpy", "pluggy", "structlog", "unittest.mock"]
@@ -120,7 +118,7 @@ def passes(root: Path, tests: Sequence[str], seconds: int) -> bool:
             sys.dont_write_bytecode = True
             os.environ["PYTHONPATH"] = str(root)
             quiet = [option for plugin in ("cacheprovider", "randomly", "xdist") for option in ("-p", f"no:{plugin}")]
-            code = int(pytest.main(["-x", "-q", *quiet, *tests]))
+            code = int(pytest.main(["-x", "-q", "--assert=plain", *quiet, *tests]))
         except BaseException:  # noqa: BLE001 - a fork must not go on as its parent would
             code = 1
         os._exit(code)

@@ -107,7 +107,9 @@ class Container:
         texts = tables.pop(_TEXTS, None)
         path.write_bytes(_safetensors(self.tensors, texts))
         if tables:
-            (folder / _CONFIG).write_text(json.dumps(tables), encoding="utf-8")
+            # JSON has no infinity, but numbers that Python reads as one.
+            text = json.dumps(tables).replace("Infinity", "1e999")
+            (folder / _CONFIG).write_text(text, encoding="utf-8")
         return path
 
 
