@@ -33,10 +33,13 @@ HARMLESS = re.compile(
     | dflash\.(attention\.causal|sample_from_anchor|has_confidence_head)\ missing
     | (attention_bias|confidence_head_with_markov|enable_confidence_head|head_dim|hidden_act|layer_types)\ missing
     | (markov_head_type|markov_rank|sample_from_anchor|draft_vocab_size)\ missing
-    | (dflash\.context_length|max_position_embeddings)\ is\ (huge|odd)
+    | ((dflash|qwen35)\.context_length|max_position_embeddings)\ is\ (huge|odd)
     | (dflash\.|)(block_size|selector_top_k)\ is\ odd
     | (tokenizer\.ggml\.|)mask_token_id\ is\ odd
     | (rms_norm_eps|rope_theta)\ is\ (huge|odd)                 # finite: they cost acceptance
+    | (output|blk\.4\.nextn\.shared_head_norm)\.weight\ missing   # the embedding, and the last norm, serve
+    | qwen35\.(rope\.freq_base|rope\.dimension_count|full_attention_interval)\ missing
+    | qwen35\.(full_attention_interval|ssm\.conv_kernel)\ is\ odd
     | model_type\ is\ [\w-]+                                    # the published key `architectures` decides
     """,
     re.VERBOSE,

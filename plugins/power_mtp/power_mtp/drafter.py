@@ -37,7 +37,7 @@ class MtpDrafter:
         self._check_executor()
 
     def requirements(self) -> DrafterRequirements:
-        needed = {Capability.DRAFT_CONTEXT} if self._is_native else {Capability.HIDDEN_STATES}
+        needed = {Capability.HIDDEN_STATES, *([Capability.DRAFT_CONTEXT] if self._is_native else [])}
         if self._layers == (NEXTN_STATE,):
             needed.add(Capability.NEXTN)
         kind = KIND if self._artifact is not None else None
@@ -45,7 +45,7 @@ class MtpDrafter:
 
     def open(self, model: TargetModel, session: TargetSession) -> DraftSession:
         executor = self._open_native(session) if self._is_native else self._open_torch(model, session)
-        return MtpSession(executor, self._layers, self._config)
+        return MtpSession(executor, self._layers, self._config, session.context_size)
 
     def _check_executor(self) -> None:
         """Refuse a configured executor that cannot compute the head at hand."""

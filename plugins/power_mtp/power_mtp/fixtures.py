@@ -37,14 +37,14 @@ def tiny_gguf(folder: Path) -> tuple[ArtifactContract, Path, TargetModel]:
 
 
 def tiny_nextn(folder: Path) -> tuple[ArtifactContract, Path, TargetModel]:
-    """A prediction layer in a file of its own, and the hybrid model it was made for."""
+    """A prediction layer in a file of its own, and a hybrid model that gives the state it reads."""
     from power_core.runtime import Runtime
     from power_core.testing.gguf import tiny_hybrid
     from power_core.testing.gguf_drafts import tiny_mtp
     from power_mtp.artifact import MtpHeadContract
 
     with Runtime() as runtime:
-        target = runtime.load_target(tiny_hybrid(folder / "target.gguf"))
+        target = runtime.load_target(tiny_hybrid(folder / "target.gguf", nextn_layers=1))
     # The output matrix is the embedding's where the file has none: the one tensor that is optional.
     return MtpHeadContract(), tiny_mtp(folder / "head.gguf", omit=["output.weight"]), target
 

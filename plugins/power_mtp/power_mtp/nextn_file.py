@@ -57,19 +57,23 @@ def check(file: TensorFile) -> ArtifactFacts:
     hidden = keys.whole("embedding_length", 1, _LARGEST)
     vocab = _vocab(file, hidden)
     _check_constants(keys)
-    expected = _outer(file, hidden, vocab) | _block(keys, block, hidden)
+    expected = {"token_embd.weight": (vocab, hidden), "output_norm.weight": (hidden,)} | _block(keys, block, hidden)
     for name, dims in expected.items():
         _check_tensor(file, name, dims)
+    optional = _optional(block, hidden, vocab)
     for name in file.tensors:
-        if name not in expected and name not in _optional(block, hidden, vocab):
+        if name in optional:
+            _check_tensor(file, name, optional[name])
+        elif name not in expected:
             _refuse(file, f"tensor {name!r:.80} is no part of an MTP-only file", name, "only its prediction layer")
-    for name, dims in _optional(block, hidden, vocab).items():
-        if name in file.tensors:
-            _check_tensor(file, name, dims)
     layers = Metadata(file).wholes(TARGET_LAYERS, 0, _LARGEST, longest=1) if TARGET_LAYERS in file.metadata else ()
     return ArtifactFacts(
         hidden_layers=layers, hidden_size=hidden, vocab_size=vocab, draft_vocab_size=vocab,
-        details={"executor": "native", "architecture": ARCHITECTURE},
+        details={
+            "executor": "native",
+            "architecture": ARCHITECTURE,
+            "optional_tensors": sorted(name for name in file.tensors if name in optional),
+        },
     )  # fmt: skip
 
 
@@ -123,13 +127,6 @@ def _check_rope(keys: Metadata) -> None:
         keys.refuse("rope.dimension_sections", f"4 numbers of a sum from 1 to {turned // 2}")
 
 
-def _outer(file: TensorFile, hidden: int, vocab: int) -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (vocab, hidden), "output_norm.weight": (hidden,)}
-    if "output.weight" in file.tensors:
-        shapes["output.weight"] = (vocab, hidden)
-    return shapes
-
-
 def _block(keys: Metadata, index: int, hidden: int) -> dict[str, tuple[int, ...]]:
     heads = keys.whole("attention.head_count", 4, _LARGEST)  # its graph ends the process with 2
     kv_heads = keys.whole("attention.head_count_kv", 1, heads)
@@ -163,7 +160,8 @@ def _optional(index: int, hidden: int, vocab: int) -> dict[str, tuple[int, ...]]
         "shared_head_head": (vocab, hidden),
         "shared_head_norm": (hidden,),
     }
-    return {f"blk.{index}.nextn.{part}.weight": shape for part, shape in parts.items()}
+    found = {f"blk.{index}.nextn.{part}.weight": shape for part, shape in parts.items()}
+    return {"output.weight": (vocab, hidden), **found}
 
 
 def _check_tensor(file: TensorFile, name: str, dims: tuple[int, ...]) -> None:

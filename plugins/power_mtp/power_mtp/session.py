@@ -50,9 +50,10 @@ class _Checkpoint:
 
 @define
 class _Draft:
-    """A proposal in the making."""
+    """A proposal in the making; at most *limit* tokens."""
 
     request: DraftRequest
+    limit: int
     token_ids: list[TokenId] = field(factory=list)
     confidences: list[float] = field(factory=list)
 
@@ -65,12 +66,14 @@ class MtpSession:
         executor: Computes the head; it is shut down with the session.
         layers: What `HiddenRows.features` is asked for.
         config: Cuts and the reduced projection.
+        context_size: Positions a sequence has; no row is put beyond them.
     """
 
-    def __init__(self, executor: HeadExecutor, layers: Sequence[int], config: MtpConfig) -> None:
+    def __init__(self, executor: HeadExecutor, layers: Sequence[int], config: MtpConfig, context_size: int) -> None:
         self._executor = executor
         self._layers = tuple(layers)
         self._config = config
+        self._context_size = context_size
         self._sequences: dict[SeqId, _Sequence] = {}
         self._begun = 0
         self._is_closed = False
@@ -96,8 +99,8 @@ class MtpSession:
             self._fold(seq, sequence)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
-        drafts = [_Draft(request) for request in requests]
-        ready = [draft for draft in drafts if self._is_ready(draft.request)]
+        drafts = [_Draft(request, self._limit(request)) for request in requests]
+        ready = [draft for draft in drafts if draft.limit > 0 and self._is_ready(draft.request.seq)]
         if ready:
             logits = self._executor.start([self._take(draft.request.seq) for draft in ready])
             self._draft(ready, logits)
@@ -128,12 +131,17 @@ class MtpSession:
             self._sequences.clear()
             self._executor.shutdown()
 
-    def _is_ready(self, request: DraftRequest) -> bool:
-        """Whether the target's row before the anchor is known and in no head row yet."""
-        sequence = self._get(request.seq)
-        if sequence.tokens[-1] != request.anchor:
+    def _limit(self, request: DraftRequest) -> int:
+        """Most tokens of a draft: the first comes of the anchor's row, each further one of a row behind it."""
+        tokens = self._get(request.seq).tokens
+        if tokens[-1] != request.anchor:
             raise _misuse(f"the anchor {request.anchor} is not the last token", request.anchor, "observe it first")
-        return request.max_tokens > 0 and bool(sequence.pending) and sequence.known == len(sequence.tokens) - 1
+        return min(request.max_tokens, self._context_size - len(tokens) + 1)
+
+    def _is_ready(self, seq: SeqId) -> bool:
+        """Whether the target's row before the anchor is known and in no head row yet."""
+        sequence = self._get(seq)
+        return bool(sequence.pending) and sequence.known == len(sequence.tokens) - 1
 
     def _fold(self, seq: SeqId, sequence: _Sequence) -> None:
         """Evaluate the pending rows whose token is known; not the anchor's, which starts the next draft."""
@@ -174,7 +182,7 @@ class MtpSession:
         ids = self._executor.ids
         draft.token_ids.append(choice.row if ids is None else int(ids[choice.row]))
         draft.confidences.append(choice.p0)
-        return len(draft.token_ids) < draft.request.max_tokens
+        return len(draft.token_ids) < draft.limit
 
     def _get(self, seq: SeqId) -> _Sequence:
         if seq not in self._sequences:

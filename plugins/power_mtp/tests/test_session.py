@@ -22,6 +22,7 @@ SHAPE = tiny_shape(target_layers=(1, 0), fuses=True, has_output=True, is_reduced
 TENSORS = random_tensors(SHAPE)
 RNG = np.random.default_rng(3)
 EMBEDDING = RNG.standard_normal((320, 64)).astype(np.float32)
+CONTEXT = 256
 TEXT = RNG.integers(0, 320, 400).tolist()
 
 
@@ -49,7 +50,7 @@ def head() -> ReferenceHead:
 
 
 def session_of(executor: ReferenceHead, **options: Any) -> MtpSession:
-    return MtpSession(executor, SHAPE.target_layers, MtpConfig(**options))
+    return MtpSession(executor, SHAPE.target_layers, MtpConfig(**options), context_size=CONTEXT)
 
 
 def expected(tokens: list[int], first: int, steps: int) -> list[int]:
@@ -134,6 +135,16 @@ def test_rows_behind_the_anchor_give_no_proposal() -> None:
     session.observe(0, [], rows_at(0, 5))
     assert ask(session, TEXT[:10]) == Proposal([], [])
     assert all(name == "extend" for name, _ in executor.calls)
+
+
+@pytest.mark.parametrize(("length", "drafted"), [(250, 6), (254, 2), (255, 1), (256, 0)])
+def test_no_row_is_put_beyond_the_context(length: int, drafted: int) -> None:
+    """The anchor's row is at *length*; drafts get shorter near the end, and the last position gives one token."""
+    executor = head()
+    session = session_of(executor)
+    proposal = ask(session, prefilled(session, length), 9)
+    assert len(proposal.token_ids) == drafted
+    assert max(executor.positions(0)) < CONTEXT
 
 
 def test_sequences_are_batched_and_apart() -> None:
