@@ -20,7 +20,7 @@ from functools import cache as cached
 from importlib.metadata import version
 from pathlib import Path
 
-from attrs import asdict, frozen
+from attrs import asdict, field, frozen
 
 from power_core.errors import BackendError, ConfigError
 from power_core.shapes import ExactnessLevel, ShapeIdentity, ShapeProfile, WidthClass
@@ -59,7 +59,13 @@ class ProbeResult:
 
 @frozen
 class _Subject:
-    """What is probed: a checked file under what the caller fixed."""
+    """
+    What is probed: a checked file under what the caller fixed.
+
+    Args:
+        timeout: Seconds a child has.
+        overdue: Tasks that were not done by then: of these nothing is known but that the machine was busy.
+    """
 
     path: Path
     config: LlamaCppConfig
@@ -68,6 +74,18 @@ class _Subject:
     widest: int
     largest_chunk: int
     timeout: float
+    overdue: list[ProbeTask] = field(factory=list)
+
+    def answer(self, task: ProbeTask) -> dict[str, JSON]:
+        """A child's answer; an `error` where it died, hung or was refused."""
+        try:
+            return _child(task, self.timeout)
+        except subprocess.TimeoutExpired:
+            self.overdue.append(task)
+            return {"error": f"no answer within {self.timeout:.0f} s"}
+
+    def measured(self, task: ProbeTask, settings: ProbeSettings) -> Measurement:
+        return Measurement.of(settings, self.answer(task))
 
     def task(
         self,
@@ -135,7 +153,8 @@ def measure(
     result = _from_json(known) if known is not None else None
     if result is None:
         result = _probe(subject, candidates, key)
-        cache.store("probes", key, _to_json(result), root=config.probe_cache_dir)
+        if not subject.overdue:  # else the next opening, on a quieter machine perhaps, measures again
+            cache.store("probes", key, _to_json(result), root=config.probe_cache_dir)
     return result
 
 
@@ -167,7 +186,7 @@ def _probe(subject: _Subject, candidates: list[ProbeSettings], key: Mapping[str,
         # where it is not one class it splits prompt chunks as well, which no gain in speed makes up for.
         extra = choice.measured.settings.extra_buffers if choice else candidates[-1].extra_buffers
         fused = ProbeSettings(extra, flash_attention=True)
-        measurements.append(_run(fused, subject.task(fused, whole=choice is None), subject.timeout))
+        measurements.append(subject.measured(subject.task(fused, whole=choice is None), fused))
         choice = choose(measurements, subject.widest)
     if choice is None:
         raise _all_failed(subject, measurements)
@@ -183,34 +202,32 @@ def _measure_next(subject: _Subject, settings: ProbeSettings, before: Sequence[M
     """Measure *settings*; where they could win by speed only, a few widths first."""
     best = choose(before, subject.widest)
     if best is not None and best.level is ExactnessLevel.BITWISE and len(best.widths) == subject.widest:
-        glance = _run(settings, subject.task(settings, widths=(1, 4, subject.widest)), subject.timeout)
+        glance = subject.measured(subject.task(settings, widths=(1, 4, subject.widest)), settings)
         if glance.failure is not None or not is_faster(glance, best.measured):
             return [glance]
-    return [_run(settings, subject.task(settings), subject.timeout)]
-
-
-def _run(settings: ProbeSettings, task: ProbeTask, timeout: float) -> Measurement:
-    return Measurement.of(settings, _child(task, timeout))
+    return [subject.measured(subject.task(settings), settings)]
 
 
 def _child(task: ProbeTask, timeout: float) -> dict[str, JSON]:
-    """A child's answer; an `error` where it died, hung or was refused."""
+    """
+    A child's answer; an `error` where it died or was refused.
+
+    Raises:
+        subprocess.TimeoutExpired: It did not answer in *timeout* seconds, and was ended.
+    """
     environment = {**os.environ, "GGML_NO_BACKTRACE": "1"}  # a backtrace would start a debugger
     set_wait_policy(environment)
     command = [sys.executable, "-P", "-m", "power_llamacpp.probe_child"]
-    try:
-        child = subprocess.run(
-            command,
-            input=json.dumps(task.to_json()),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            env=environment,
-            timeout=timeout,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return {"error": f"no answer within {timeout:.0f} s"}
+    child = subprocess.run(
+        command,
+        input=json.dumps(task.to_json()),
+        capture_output=True,
+        text=True,
+        errors="replace",
+        env=environment,
+        timeout=timeout,
+        check=False,
+    )
     if child.returncode < 0:
         return {"error": f"died of {_signal_name(-child.returncode)}"}
     try:
@@ -259,7 +276,7 @@ def _compare_chunks(subject: _Subject, choice: Choice) -> tuple[int, bool]:
     chunks = sorted({*(c for c in _CHUNKS if c < subject.largest_chunk), subject.largest_chunk})
     chunks = [chunk for chunk in chunks if chunk > subject.widest] or [subject.widest + 1]
     settings = choice.measured.settings
-    result = _child(subject.task(settings, widths=choice.widths, chunks=chunks), subject.timeout)
+    result = subject.answer(subject.task(settings, widths=choice.widths, chunks=chunks))
     return int(result.get("agreeing", 0)), bool(result.get("steady", False))
 
 

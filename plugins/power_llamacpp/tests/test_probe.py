@@ -182,6 +182,21 @@ def test_child_that_hangs(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         measure(model)
 
 
+def test_what_a_busy_machine_left_open_is_not_remembered(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that was too slow says nothing of the settings: the level is not promised now, and measured next time."""
+    child, is_busy = probe._child, True
+
+    def slow(task: probe.ProbeTask, timeout: float) -> dict:
+        if is_busy and task.chunks:
+            raise subprocess.TimeoutExpired("child", timeout)
+        return child(task, timeout)
+
+    monkeypatch.setattr(probe, "_child", slow)
+    assert measure(model).profile.level is ExactnessLevel.UNVERIFIED
+    is_busy = False
+    assert measure(model).profile.level is ExactnessLevel.BITWISE
+
+
 def test_identity_is_the_numeric_path(model: Path) -> None:
     """Measuring further widths does not change what a class is; other weights do."""
     narrow, wide = measure(model), measure(model, max_rows=20)
