@@ -26,6 +26,7 @@ _ENGINE = (
         metavar="NAME",
         help="auto, cost-aware, adaptive or fixed: see docs/policies.md.",
     ),
+    click.option("--backend", metavar="NAME", help="Target backend to load the model with: see `power plugins`."),
     click.option("--ctx", type=int, metavar="N", help="Context positions."),
     click.option("--threads", type=int, metavar="N", help="Compute threads."),
 )

@@ -11,7 +11,7 @@ import pytest
 from power_conformance.runner import check_plugin
 
 ROOT = Path(__file__).resolve().parents[3]
-SLOW = {"llamacpp"}  # four models, each probed for several sessions
+SLOW = {"llamacpp", "torch"}  # several models, each probed for several sessions
 
 
 def plugins() -> Iterator[object]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from attrs import frozen
+from attrs import field, frozen
 
 from power_torch.hparams import HyperParameters
 from power_torch.linear import Linear, make_linear
@@ -28,18 +28,22 @@ class _Case:
 
     product: Linear
     rows: torch.Tensor
+    _known: dict[int, tuple[torch.Tensor, bool]] = field(factory=dict, init=False)
 
     def agree(self, width: int, other: int) -> bool:
         """Whether calls of *width* rows and of *other*, no fewer, give a row the same bits at whatever index."""
-        narrow, wide = self.rows[:width], self.rows[:other]
-        expected = self.product(wide)
-        if not torch.equal(self.product(narrow), expected[:width]):
-            return False
-        return self._ignores_index(narrow, expected[:width]) and self._ignores_index(wide, expected)
+        (narrow, is_narrow_stable), (wide, is_wide_stable) = self._result(width), self._result(other)
+        return is_narrow_stable and is_wide_stable and torch.equal(narrow, wide[:width])
 
-    def _ignores_index(self, rows: torch.Tensor, expected: torch.Tensor) -> bool:
-        shifts = {1, len(rows) // 2} - {0, len(rows)}
-        return all(torch.equal(self.product(rows.roll(n, 0)), expected.roll(n, 0)) for n in shifts)
+    def _result(self, width: int) -> tuple[torch.Tensor, bool]:
+        """The first *width* rows in one call, and whether each is the same at other indices of it."""
+        if width not in self._known:
+            rows = self.rows[:width]
+            result = self.product(rows)
+            shifts = {1, width // 2} - {0, width}
+            is_stable = all(torch.equal(self.product(rows.roll(n, 0)), result.roll(n, 0)) for n in shifts)
+            self._known[width] = result, is_stable
+        return self._known[width]
 
 
 class KernelProbe:
@@ -58,14 +62,10 @@ class KernelProbe:
         self._cases = [
             _case(outputs, inputs, most, dtype, device, generator) for outputs, inputs in sorted({*_shapes(hparams)})
         ]
-        self._known: dict[tuple[int, int], bool] = {}
 
     def agree(self, width: int, other: int) -> bool:
         """Whether forwards of both row counts add in one order, at every index of a row."""
-        key = min(width, other), max(width, other)
-        if key not in self._known:
-            self._known[key] = all(case.agree(*key) for case in self._cases)
-        return self._known[key]
+        return all(case.agree(min(width, other), max(width, other)) for case in self._cases)
 
 
 def _shapes(hparams: HyperParameters) -> Iterator[tuple[int, int]]:

@@ -133,3 +133,29 @@ def test_rows_end_with_the_next_forward(model: Any, open_session: Any, words: An
         second.logits(0)
     with pytest.raises(BackendError, match="the session is closed"):
         session.open(0)
+
+
+def test_another_order_of_addition_is_seen_through_bf16(monkeypatch: pytest.MonkeyPatch, tiny: Any) -> None:
+    """A kernel for few rows that sums in two parts gives nearly always the same bf16 numbers, and is found."""
+    from power_torch import kernels
+    from power_torch.weights import load_weights
+
+    def in_parts(weight: torch.Tensor) -> linear.Linear:
+        left, right = weight.float().T.chunk(2)
+
+        def product(x: torch.Tensor) -> torch.Tensor:
+            a, b = x.float().chunk(2, dim=1)
+            whole = x.float() @ weight.float().T
+            return (a @ left + b @ right if len(x) < 4 else whole).to(weight.dtype)
+
+        return product
+
+    hparams = load_weights(tiny("llama")).hparams
+    matrix, rows = torch.randn(320, 64).bfloat16(), torch.randn(8, 64).bfloat16()
+    product = in_parts(matrix)
+    same = (product(rows[:2]) == product(rows)[:2]).float().mean()
+    assert same > 0.99
+    monkeypatch.setattr(kernels, "make_linear", in_parts)
+    probe = kernels.KernelProbe(hparams, torch.bfloat16, torch.device("cpu"), 8)
+    assert not probe.agree(2, 8)
+    assert probe.agree(4, 8)
