@@ -189,7 +189,7 @@ class Runtime:
                 return self._engine_with(strategy, name, loaded, config, resolver, load)
             except CapabilityError as exc:
                 if config.spec_mode != AUTO or strategy == OFF or resolver.is_chosen(strategy):
-                    raise
+                    raise resolver.explain(strategy, exc) from exc.__cause__
                 log.debug("auto passes over a strategy", strategy=strategy, reason=str(exc))
 
     def _engine_with(
@@ -275,7 +275,9 @@ class Runtime:
             if backend.claims(path):
                 return backend
         if path.is_dir():
-            raise ArtifactError("a directory", who="open", where=str(path), expected="a model file", fix="check the path")
+            raise ArtifactError(
+                "a directory", who="open", where=str(path), expected="a model file", fix="check the path"
+            )
         names = ", ".join(self.registry.targets.names()) or "none installed"
         raise CapabilityError(
             "no target backend knows this file's format",

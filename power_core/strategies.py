@@ -116,6 +116,16 @@ class StrategyResolver:
         entries = [self._entry(self._registry.strategy(name)) for name in chain_names(strategy)]
         return any(entry is not None and entry.name in self._wanted for entry in entries)
 
+    def explain(self, strategy: str, refusal: CapabilityError) -> CapabilityError:
+        """What to raise for *refusal*: it says more where a member of *strategy* had to do without its artifact."""
+        for name in () if strategy == OFF else chain_names(strategy):
+            found = self.resolve(name)
+            if found.item.options.get("artifact_kind") is not None and found.artifact is None:
+                error = self._nothing_fits(found.item)
+                error.what += f"; without one: {refusal.what}"
+                return error
+        return refusal
+
     @cached_property
     def _entries(self) -> list[ArtifactEntry]:
         return catalog(self._registry)

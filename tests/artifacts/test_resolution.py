@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import attrs
 import pytest
@@ -17,6 +17,7 @@ from power_core.errors import ArtifactError, CapabilityError, ConfigError, Draft
 from power_core.evidence import ReceiptBody, verify_document
 from power_core.request import GenerationRequest
 from power_core.runtime import Runtime
+from power_core.target import SessionOptions
 from power_core.testing import (
     RandomDrafter,
     ScriptedBackend,
@@ -110,6 +111,20 @@ def test_optional_artifacts(runtime: Runtime, plugin: ToyPlugin, admit_toy: Admi
     admit_toy("mine", tree(tmp_path / "tree"))
     with runtime.open("toy", spec="either"):
         assert used(plugin) == [None, "mine"]
+
+
+def test_a_target_that_cannot_do_without(
+    runtime: Runtime, target: ScriptedTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there is no artifact and the target refuses, the error says both: what was missing, and how to bring it."""
+
+    def refuse(_options: SessionOptions) -> NoReturn:
+        raise CapabilityError("no prediction layers")
+
+    monkeypatch.setattr(target, "open_session", refuse)
+    wanted = r"'either' needs an artifact .*; without one: no prediction layers; admit one with `power artifacts admit"
+    with pytest.raises(CapabilityError, match=wanted):
+        runtime.open("toy", spec="either")
 
 
 def test_admitted_before_shipped_and_chosen_before_both(
