@@ -13,6 +13,9 @@ __all__ = ["DRAFTERS", "locate", "power_register_artifacts"]
 
 DRAFTERS = {
     "smollm2-mtp": "MTP head, one layer applied again and again",
+    "smollm2-dspark": "DSpark, a block of 7 with Markov and confidence heads",
+    "smollm2-dflash": "DFlash, a block of 8",
+    "smollm2-dflash2": "DFlash2, a block of 8 with convolutions and a lattice of 8 candidates",
 }
 """Artifact name -> description."""
 

@@ -68,8 +68,8 @@ CHAT = {
     "humanities": """Give an overview of the history of {t}.|How has {t} changed society? Provide examples.|Discuss the
         ethical questions around {t}.|Explain how {t} is seen in different cultures.|Write a lesson plan
         about {t} for high school students.|What are some common myths about {t}?""",
-    "advice": """Give me five tips about {t}.|How do I get started with {t}?|What should I read to learn more about {t}?|I
-        have an exam about {t} next week. How should I prepare?|Write a step-by-step guide to {t}.""",
+    "advice": """Give me five tips about {t}.|How do I get started with {t}?|What should I read to learn more about
+        {t}?|I have an exam about {t} next week. How should I prepare?|Write a step-by-step guide to {t}.""",
 }
 
 MATH = [

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 
 import pytest
-from power_smollm2.plugin import SHA256, locate as locate_model
+from power_smollm2.plugin import SHA256
+from power_smollm2.plugin import locate as locate_model
 from power_smollm2_drafters.plugin import DRAFTERS, locate
 
 from power_core.artifacts.admission import load_artifact
 from power_core.artifacts.matching import installed_contracts
 from power_core.errors import ArtifactError
 from power_core.runtime import Runtime
+from power_core.target import ChatMessage
 
 KINDS = {
     "smollm2-mtp": ("mtp-head", "mtp"), "smollm2-dspark": ("dspark", "dspark"),
@@ -53,10 +55,12 @@ def _model_is_missing() -> bool:
 def test_drafts_are_accepted(name: str) -> None:
     """On a question nobody trained on, a round yields clearly more than one token, and the text is the target's own."""
     strategy = KINDS[name][1]
-    prompt = "<|im_start|>user\nTom has 3 boxes with 4 pens each. How many pens does he have?<|im_end|>\n"
-    prompt += "<|im_start|>assistant\n"
-    with Runtime() as runtime, runtime.open("smollm2", spec=strategy, draft_max=3, context_size=512) as engine:
-        drafted = engine.complete(prompt, max_tokens=48)
-        plain = engine.complete(prompt, max_tokens=48, spec="off")
+    question = [ChatMessage("user", "Tom has 3 boxes with 4 pens each. How many pens does he have?")]
+    with (
+        Runtime() as runtime,
+        runtime.open("smollm2", spec=strategy, draft_max=3, width_policy="fixed", context_size=512) as engine,
+    ):
+        drafted = engine.complete(question, max_tokens=48)
+        plain = engine.complete(question, max_tokens=48, spec="off")
     assert drafted.text == plain.text
-    assert drafted.stats.accepted_tokens / max(1, drafted.stats.rounds) > 0.25
+    assert drafted.counts.accepted > 0.25 * drafted.counts.rounds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Many
 from pathlib import Path
@@ -31,6 +32,7 @@ __all__ = ["DRAFT_MAX", "Plan", "Progress", "run"]
 DRAFT_MAX = (1, 3, 5, 7)
 _STEPS = "steps"
 _CHECKPOINT = "checkpoint.pt"
+_RECEIPT = "receipt.json"
 _GENERATING_SHARE = 0.5  # of the time given, where text is missing; the rest is for training
 
 
@@ -144,11 +146,12 @@ def run(plan: Plan, model: TargetModel, contracts: Mapping[str, ArtifactContract
     files = [write_safetensors(plan.out / "safetensors", drafter)]
     files += [write_gguf(plan.out / f"{plan.name}-{q}.gguf", drafter, q) for q in plan.quantizations]
     save_curve(plan.out / "loss.png", result.curve, f"{plan.kind} for {model.identity.name}")
-    write_receipt(plan.out / "receipt.json", {
+    write_receipt(plan.out / _RECEIPT, {
         "kind": plan.kind, "target": asdict(model.identity), "shape": asdict(shape),
         "data": data_json(dataset, len(trained), len(held_out)), "draft_vocab_coverage": trainable.vocabulary.coverage,
         "options": asdict(options), "curve": [asdict(point) for point in result.curve],
         "held_out": acceptance_json(found), "threads": plan.threads,
+        "started_from": None if plan.start is None else _history(plan.start),
         "seconds": {"wall": round(result.wall_seconds, 1), "core": round(result.core_seconds, 1)},
     })  # fmt: skip
     return [
@@ -158,6 +161,12 @@ def run(plan: Plan, model: TargetModel, contracts: Mapping[str, ArtifactContract
         )
         for file in files
     ]  # fmt: skip
+
+
+def _history(start: Path) -> dict[str, JSON]:
+    """What the run that this one started from says of itself; it may have started from another."""
+    receipt = json.loads((start / _RECEIPT).read_text(encoding="utf-8"))
+    return {key: receipt.get(key) for key in ("options", "seconds", "draft_vocab_coverage", "started_from")}
 
 
 def _text(plan: Plan, model: TargetModel, progress: Progress) -> tuple[Dataset, float]:

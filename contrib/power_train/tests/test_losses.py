@@ -32,7 +32,7 @@ def test_the_written_out_gradient_is_that_of_the_equation(variation: float) -> N
     assert found.loss.item() == pytest.approx(expected.item(), rel=0.02)
     assert gradient is not None
     assert states.grad is not None
-    assert torch.nn.functional.cosine_similarity(gradient.flatten(), states.grad.flatten(), dim=0) > 0.999
+    assert torch.nn.functional.cosine_similarity(gradient.flatten(), states.grad.flatten(), dim=0) > 0.99
     if variation:
         assert torch.allclose(found.acceptance, (1 - gap / 2).detach(), atol=0.01)
 
