@@ -113,14 +113,14 @@ class ContractSubject:
         contract: The contract.
         path: A good file as small as can be: what is optional in it cannot be told from what is not looked at.
         model: A target that the file was made for.
-        others: Contracts of other kinds, which must not take the file for theirs.
+        rivals: Contracts of other kinds, which must not take the file for theirs.
         seed: Chooses the changes of the file.
     """
 
     contract: ArtifactContract
     path: Path
     model: TargetModel
-    others: tuple[ArtifactContract, ...] = ()
+    rivals: tuple[ArtifactContract, ...] = ()
     seed: int = 0
 
 

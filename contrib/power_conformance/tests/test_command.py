@@ -99,6 +99,20 @@ def test_receipt_verify_finds_every_changed_byte(good: EntryPoint, tmp_path: Pat
             verify_file(path)
 
 
+def test_an_artifact_fixture_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The contract, its good file and its target are a subject of their own."""
+    toy = (
+        "from broken.contracts import Contract, good_file\n"
+        '    register("toy", lambda folder: (Contract(), *good_file(folder)), kind="artifact")'
+    )
+    edit = plugins.replace("plugin.py", 'register("good", make_target, kind="artifact")', toy)
+    with plugins.on_disk(tmp_path, edit) as point:
+        monkeypatch.setattr(runner, "entry_points", lambda group: [point])
+        result = run("good", "--rule", "A-GOOD-01", "--rule", "A-FACTS-01")
+    assert result.exit_code == 0, result.output
+    assert result.output.splitlines()[1].split() == ["good", "1.0", "artifact", "toy", "2", "0", "0"]
+
+
 def test_a_factory_that_raises_fails_its_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fixture that cannot be made is a finding, not a traceback."""
     broken = """register("tiny", lambda _folder: open("/no/such/disk"), kind="target")"""

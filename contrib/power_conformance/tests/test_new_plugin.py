@@ -94,7 +94,7 @@ def test_wheels_are_whole(python: Path) -> None:
 def test_a_new_project_passes_and_a_broken_line_fails(
     python: Path, kind: str, file: str, old: str, new: str, rule: str, tmp_path: Path
 ) -> None:
-    """A new project, installed: green; one line broken: red, with the rule that it breaks ."""
+    """A new project, installed: green; one line broken: red, with the rule that it breaks."""
     power, name = python.with_name("power"), f"my-{kind}"
     _call(power, "new-plugin", name, "--kind", kind, "--directory", tmp_path / "new")
     _call(Path(sys.executable), "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path, tmp_path / "new")

@@ -73,10 +73,10 @@ def check_metadata_and_tensors(subject: ContractSubject) -> None:
 @rule("A-MATCH-03", look=_CONTRACT)
 def check_one_kind(subject: ContractSubject) -> None:
     """No other installed contract takes the file for its own, because a file of two kinds cannot be admitted."""
-    if not subject.others:
+    if not subject.rivals:
         refuse("no other contract is installed")
     file = open_tensors(subject.path)
-    for other in subject.others:
+    for other in subject.rivals:
         if other.matches(file):
             fail(f"made a file that {other.kind!r} matches too", f"a file of kind {subject.contract.kind!r} alone")
 
