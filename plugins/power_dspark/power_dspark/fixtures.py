@@ -22,7 +22,7 @@ def tiny_gguf(folder: Path) -> tuple[ArtifactContract, Path, TargetModel]:
     target = _target(folder)
     path = tiny_dspark(
         folder / "drafter.gguf", draft_vocab=_DRAFT_VOCAB, omit=["conf_proj.bias"],  # the one tensor that is optional
-        overrides={"dflash.tokenizer_sha256": target.identity.tokenizer_sha256},
+        overrides={"power.tokenizer_sha256": target.identity.tokenizer_sha256},
     )  # fmt: skip
     return DsparkContract(), path, target
 
