@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +28,7 @@ def tiny_bf16(folder: Path) -> TargetModel:
     """Attention over everything, in bfloat16."""
     from power_core.testing import gguf
 
-    return _loaded(folder, gguf.tiny_llama, Precision.BF16)
+    return _loaded(folder, partial(gguf.tiny_llama, seed=1), Precision.BF16)
 
 
 def tiny_window(folder: Path) -> TargetModel:

@@ -25,6 +25,7 @@ from power_torch.step import Chain, make_step
 __all__ = ["Checkpoint", "TorchSession"]
 
 PLUGIN = "torch"
+_OWN_THREADS = torch.get_num_threads()  # before any session sets another number
 
 
 @frozen
@@ -244,9 +245,10 @@ class TorchSession:
 
 
 def use_threads(threads: int | None) -> None:
-    """Set torch's number of compute threads, which is the whole process's, where it is another."""
-    if threads is not None and torch.get_num_threads() != threads:
-        torch.set_num_threads(threads)
+    """Set torch's number of compute threads, which is the whole process's; None for what it was at the start."""
+    wanted = threads or _OWN_THREADS
+    if torch.get_num_threads() != wanted:
+        torch.set_num_threads(wanted)
 
 
 def _offered(network: Network) -> frozenset[str]:
