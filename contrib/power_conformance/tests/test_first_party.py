@@ -11,7 +11,7 @@ import pytest
 from power_conformance.runner import check_plugin
 
 ROOT = Path(__file__).resolve().parents[3]
-SLOW = {"llamacpp", "torch"}  # several models, each probed for several sessions
+SLOW = {"dflash", "dspark", "llamacpp", "mtp", "torch"}  # several models, each loaded for every rule
 
 
 def plugins() -> Iterator[object]:
