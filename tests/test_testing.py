@@ -286,7 +286,7 @@ BROKEN_DRAFTING = {
     "asked twice": lambda d: (d.checkpoint(0), d.propose(ask() + ask())),
     "proposal not observed": lambda d: (d.checkpoint(0), d.propose(ask()), d.checkpoint(0)),
     "nothing observed": lambda d: d.observe(0, [], None),
-    "unasked rows": lambda d: d.observe(0, [3], HiddenRows(None, 0, 1)),
+    "unasked rows": lambda d: d.observe(0, [3], HiddenRows(None, 0, 1, 0)),
     "ended twice": lambda d: (d.end(0), d.end(0)),
     "foreign checkpoint": lambda d: d.restore(0, object()),
     "earlier life's checkpoint": lambda d: _restore_across_lives(d),

@@ -18,7 +18,12 @@ from platformdirs import user_cache_path
 __all__ = ["DecodeAttention", "decode_attention"]
 
 DecodeAttention: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-_FLAGS = ("-O3", "-ffast-math", "-march=native", "-funroll-loops", "-shared", "-fPIC")
+# The parts of -ffast-math that a sum needs. The flag itself would have the linker add start-up code that flushes
+# subnormal numbers to zero in the whole process, and the target's numbers would be others from then on.
+_SUMS_IN_ANY_ORDER = (
+    "-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math", "-fno-math-errno", "-ffinite-math-only",
+)  # fmt: skip
+_FLAGS = ("-O3", *_SUMS_IN_ANY_ORDER, "-march=native", "-funroll-loops", "-shared", "-fPIC")
 
 
 def decode_attention(head_dim: int, scale: float) -> DecodeAttention:

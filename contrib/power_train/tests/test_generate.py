@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +16,15 @@ from power_train.dataset import Dataset, open_dataset, write_header
 from power_train.decode import BatchDecoder
 
 from power_core.errors import ArtifactError
+
+
+def test_compiled_attention_leaves_the_process_its_subnormals() -> None:
+    """A target decoded in the same process computes what it computed before: nothing is flushed to zero."""
+    code = (
+        "import numpy as np; from power_train.attention import _compiled; _compiled(16);"
+        "assert np.float32(1e-30) * np.float32(1e-10) != 0"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 def test_both_attentions_agree() -> None:

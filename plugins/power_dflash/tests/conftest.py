@@ -109,7 +109,7 @@ def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A random llama of five blocks, loaded."""
     path = tiny_llama(tmp_path_factory.mktemp("target") / "target.gguf", layers=5)
     with Runtime() as runtime:
-        model = runtime._backend(path).load(path)
+        model = runtime.load_target(path)
         yield model
         model.close()
 

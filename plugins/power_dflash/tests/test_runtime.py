@@ -31,7 +31,7 @@ def runtime(tmp_path, monkeypatch, path, make_gguf):
     """A runtime whose folder of artifacts holds a drafter of each kind for the target."""
     monkeypatch.setenv("POWER_ARTIFACTS_DIR", str(tmp_path / "store"))
     with Runtime(PowerConfig(threads=1, ctx=256, spec_width_policy="fixed")) as runtime:
-        model = runtime._backend(path).load(path)
+        model = runtime.load_target(path)
         for name, kind in STRATEGIES.items():
             admit(
                 make_gguf(kind), name=f"tiny-{name}", target=model, provenance=Provenance("test", "0", "none"),
