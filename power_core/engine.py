@@ -34,6 +34,9 @@ from power_core.types import JSON, Origin, TokenId
 
 __all__ = ["Engine", "Generation"]
 
+# Where this many rows cost more than that, even the trained drafters at hand (1.8 tokens a pass at three proposals)
+# earn less than their own rounds take; `auto` then stays with lookup, which costs nothing.
+_FEW_ROWS, _DEAR = 4, 1.5
 Prompt = str | Sequence[TokenId] | Sequence[ChatMessage]
 _PAUSE_S = 0.001
 _SAMPLING_FIELDS = frozenset(field.name for field in SamplingSpec.__attrs_attrs__)
@@ -67,6 +70,7 @@ class Engine:
         draft_max: int,
         width_policy: str,
         is_auto: bool = False,
+        must_pay: bool = False,
         serving: Serving | None = None,
         host: Mapping[str, JSON] | None = None,
     ) -> None:
@@ -91,6 +95,8 @@ class Engine:
         self.strategy = OFF if is_auto and not self._is_promised else strategy
         try:
             self._check_level(self.strategy)
+            if must_pay:
+                self._check_rows_are_cheap(self.strategy)
             replicas = num_replicas(serving, self.session, options.max_sequences)
             self.cache = make_cache(serving, self.session, allow_unverified=allow_unverified)
             self._queue = make_queue(serving, replicas or self.session.max_sequences)
@@ -326,6 +332,19 @@ class Engine:
     @property
     def _is_promised(self) -> bool:
         return self.profile.level is not ExactnessLevel.UNVERIFIED or self._allow_unverified
+
+    def _check_rows_are_cheap(self, strategy: str) -> None:
+        """Refuse a drafter with weights where rows cost so much that asking it is a loss: measured, not guessed."""
+        cost = self.profile.decode.cost(_FEW_ROWS) or 1.0
+        items = [self._resolve(name).item for name in chain_names(strategy)] if strategy != OFF else []
+        if cost > _DEAR and any(item.options.get("artifact_kind") for item in items):
+            raise CapabilityError(
+                f"{_FEW_ROWS} rows cost {cost:.2f} single rows here, so that {strategy!r} would slow most texts down",
+                who=f"engine {self.name!r}",
+                got=cost,
+                expected=f"at most {_DEAR}",
+                fix="name the strategy to use it all the same",
+            )
 
     def _check_level(self, strategy: str) -> None:
         if strategy != OFF and not self._is_promised:

@@ -219,6 +219,7 @@ class Runtime:
             draft_max=config.spec_draft_max,
             width_policy=config.width_policy,
             is_auto=config.spec_mode == AUTO,
+            must_pay=config.spec_mode == AUTO and not resolver.is_chosen(strategy),
             serving=self._serving(config, load.session(loaded, options)),
             host=host_facts(config.threads),
         )

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from artifacts.toy import CONTRACTS, ORIGIN, VOCAB, write_safetensors
 from power_core.artifacts.admission import admit
 from power_core.artifacts.contract import ArtifactManifest
-from power_core.testing import ScriptedTarget
+from power_core.shapes import ShapeProfile
+from power_core.target import SessionOptions
+from power_core.testing import ScriptedTarget, one_class
 
 Admit = Callable[..., ArtifactManifest]
 
@@ -23,9 +26,15 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "store"
 
 
+def cheap_rows(options: SessionOptions) -> ShapeProfile:
+    """Rows that cost next to nothing, as on devices where drafters with weights pay."""
+    made = one_class()(options)
+    return evolve(made, decode=evolve(made.decode, costs=(1.0,) * len(made.decode.widths)))
+
+
 @pytest.fixture
 def target() -> ScriptedTarget:
-    return ScriptedTarget(VOCAB)
+    return ScriptedTarget(VOCAB, profile=cheap_rows)
 
 
 @pytest.fixture

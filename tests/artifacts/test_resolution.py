@@ -17,6 +17,7 @@ from power_core.errors import ArtifactError, CapabilityError, ConfigError, Draft
 from power_core.evidence import ReceiptBody, verify_document
 from power_core.request import GenerationRequest
 from power_core.runtime import Runtime
+from power_core.shapes import ExactnessLevel, ShapeIdentity, ShapeProfile, WidthClass
 from power_core.target import SessionOptions
 from power_core.testing import (
     RandomDrafter,
@@ -179,6 +180,18 @@ def test_auto_prefers_artifacts_by_rank(runtime: Runtime, plugin: ToyPlugin, adm
     admit_toy("big", tree(tmp_path / "tree"))
     found += [opened(), opened(artifact="mine")]
     assert found == ["random,either", "random,head", "random,tree", "random,head"]
+
+
+def test_auto_stays_with_lookup_where_rows_are_dear(
+    runtime: Runtime, admit_toy: Admit, target: ScriptedTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A drafter whose rounds cost more than they earn is taken by name, or by the name of its artifact."""
+    admit_toy("mine")
+    dear = WidthClass(ShapeIdentity.of({"dear": 1}), (1, 2, 3, 4, 5, 6, 7, 8, 9), tuple(float(n) for n in range(1, 10)))
+    monkeypatch.setattr(target, "_make_profile", lambda _options: ShapeProfile(ExactnessLevel.BITWISE, dear, dear))
+    for options, taken in (({}, "random"), ({"artifact": "mine"}, "random,head"), ({"spec": "head"}, "head")):
+        with runtime.open("toy", **options) as engine:
+            assert engine.strategy == taken
 
 
 def test_auto_passes_over_what_cannot_be_opened(
