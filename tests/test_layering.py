@@ -16,7 +16,7 @@ LAYERS = [
     {"host", "shapes"},
     {"hookspecs", "structuring"},
     {"capabilities", "log", "models", "target"},
-    {"draft_context", "drafter", "prefix", "request"},
+    {"chat", "draft_context", "drafter", "prefix", "request"},
     {"plugins", "sampling", "decoding", "grammar", "grammar_size", "transaction"},
     {"artifacts", "evidence", "scheduler", "config"},
     {"strategies"},

@@ -6,10 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
 
+from power_core.chat import ChatTemplate
 from power_core.errors import BackendError, RequestError
 from power_core.target import ChatMessage
 from power_core.types import TokenId
-from power_torch.chat import ChatTemplate
 from power_torch.special import SpecialToken, SpecialTokens
 from power_torch.vocabulary import Kind, Vocabulary
 from power_torch.words import byte_symbols
@@ -151,7 +151,7 @@ class TorchTokenizer(ABC):
             return None
         roles = {"bos_token": self.bos_id, "eos_token": self.eos_id}
         spelt = {name: "" if token is None else self.token_name(token) for name, token in roles.items()}
-        return ChatTemplate(self._template_source, spelt)
+        return ChatTemplate(self._template_source, spelt, plugin="torch")
 
 
 class GgufTokenizer(TorchTokenizer):

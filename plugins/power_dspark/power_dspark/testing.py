@@ -6,7 +6,6 @@ The reference computes in float64 without cache or batch, from the paper's equat
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from power_core.artifacts import TensorFile
+from power_core.testing.safetensors_writer import save_tensors
 from power_dspark.artifact import draft_ids, read_header
 from power_dspark.executor import Drafted
 from power_dspark.header import Header, tensor_names
@@ -197,24 +197,5 @@ def save_published(
         tensors[published_name(name)] = np.asarray(file.read(name))
     tensors |= replace or {}
     keys = {**published_config(read_header(file)), **(config or {})}
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps({key: value for key, value in keys.items() if value is not None}))
-    path = folder / "model.safetensors"
-    path.write_bytes(_safetensors({prefix + name: array for name, array in tensors.items() if array is not None}))
-    return path
-
-
-def _safetensors(tensors: Mapping[str, NDArray[Any]]) -> bytes:
-    """The container (github.com/huggingface/safetensors, "Format"): a length, a JSON header, the values."""
-    names = {"f4": "F32", "f2": "F16", "f8": "F64", "i8": "I64", "i4": "I32"}
-    header: dict[str, Any] = {}
-    parts: list[bytes] = []
-    offset = 0
-    for name, array in tensors.items():
-        data = np.ascontiguousarray(array).tobytes()
-        kind = names[array.dtype.str[1:]]
-        header[name] = {"dtype": kind, "shape": array.shape, "data_offsets": [offset, offset + len(data)]}
-        parts.append(data)
-        offset += len(data)
-    text = json.dumps(header).encode()
-    return len(text).to_bytes(8, "little") + text + b"".join(parts)
+    weights = {prefix + name: array for name, array in tensors.items() if array is not None}
+    return save_tensors(folder, weights, {key: value for key, value in keys.items() if value is not None})

@@ -6,10 +6,10 @@ import ctypes
 from collections.abc import Sequence
 from functools import cached_property
 
+from power_core.chat import ChatTemplate
 from power_core.errors import BackendError, RequestError
 from power_core.target import ChatMessage
 from power_core.types import TokenId
-from power_llamacpp.chat import ChatTemplate
 from power_llamacpp.context import NativeModel
 from power_llamacpp.native import library
 from power_llamacpp.special import SpecialToken, SpecialTokens
@@ -165,7 +165,7 @@ class LlamaCppTokenizer:
             return None
         names = ((name, getattr(self, name)) for name in ("bos_id", "eos_id"))
         tokens = {name.replace("_id", "_token"): self.token_name(i) if i is not None else "" for name, i in names}
-        return ChatTemplate(self._template_source, tokens)
+        return ChatTemplate(self._template_source, tokens, plugin="llamacpp")
 
     @cached_property
     def _special(self) -> SpecialTokens:

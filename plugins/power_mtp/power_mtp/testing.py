@@ -6,7 +6,6 @@ Needs `gguf` or `safetensors` for the container it is asked to write, imported w
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -76,13 +75,10 @@ def write_safetensors(folder: Path, tensors: Mapping[str, Array], config: Mappin
     Returns:
         The weight file.
     """
-    from safetensors.numpy import save_file
+    from power_core.testing.safetensors_writer import save_tensors
 
-    folder.mkdir(parents=True, exist_ok=True)
-    named = {_spelled(short, "safetensors"): np.ascontiguousarray(values) for short, values in tensors.items()}
-    save_file(named, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(config, indent=1))
-    return folder / "model.safetensors"
+    named = {_spelled(short, "safetensors"): values for short, values in tensors.items()}
+    return save_tensors(folder, named, config)
 
 
 def write_gguf(path: Path, tensors: Mapping[str, Array], config: Mapping[str, Any], weights: str = "F32") -> Path:

@@ -33,22 +33,24 @@ class ChatTemplate:
     Args:
         source: Jinja source, as Hugging Face's tokenizers take it.
         tokens: `bos_token` and `eos_token`, spelled out.
+        plugin: The backend's, for messages.
 
     Raises:
         RequestError: The source is no template.
     """
 
-    def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
+    def __init__(self, source: str, tokens: Mapping[str, str], *, plugin: str | None = None) -> None:
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
         self._source = source
         self._tokens = dict(tokens)
+        self._plugin = plugin
         try:
             self._template = environment.from_string(source)
         except TemplateError as exc:
-            raise _refusal(f"the model file's chat template cannot be read: {exc}", fix="use --raw") from exc
+            raise self._refusal(f"the model file's chat template cannot be read: {exc}", fix="use --raw") from exc
 
     def render(self, messages: Sequence[ChatMessage], spellings: Sequence[str]) -> tuple[str, dict[int, str]]:
         """
@@ -64,7 +66,7 @@ class ChatTemplate:
         Raises:
             RequestError: Messages of another form, or the template refuses them.
         """
-        _check(messages)
+        self._check(messages)
         stand_ins = self._stand_ins(messages, spellings)
         turns = [{"role": m.role, "content": guarded(m.content, spellings, stand_ins)} for m in messages]
         try:
@@ -72,7 +74,7 @@ class ChatTemplate:
                 messages=turns, add_generation_prompt=True, tools=None, documents=None, **self._tokens
             )
         except Exception as exc:  # template code may raise anything
-            raise _refusal(f"the chat template refuses the messages: {exc}", fix="use --raw") from exc
+            raise self._refusal(f"the chat template refuses the messages: {exc}", fix="use --raw") from exc
         return text, {ord(stand_in): original for original, stand_in in stand_ins.items()}
 
     def _stand_ins(self, messages: Sequence[ChatMessage], spellings: Sequence[str]) -> dict[str, str]:
@@ -81,8 +83,29 @@ class ChatTemplate:
         taken = set(self._source).union(wanted, *(message.content for message in messages))
         free = [chr(code) for code in _PRIVATE_USE if chr(code) not in taken]
         if len(free) < len(wanted):
-            raise _refusal("the messages use too many private-use characters", fix="remove some")
+            raise self._refusal("the messages use too many private-use characters", fix="remove some")
         return dict(zip(wanted, free, strict=False))
+
+    def _check(self, messages: Sequence[ChatMessage]) -> None:
+        if not messages:
+            raise self._refusal("there are no messages", expected="at least one")
+        for index, message in enumerate(messages):
+            if message.role not in _ROLES:
+                raise self._refusal(
+                    f"message {index} has role {message.role!r}", got=message.role, expected=", ".join(_ROLES)
+                )
+            if not isinstance(message.content, str):
+                raise self._refusal(
+                    f"message {index} has content of type {type(message.content).__name__}",
+                    got=message.content,
+                    expected="text",
+                    fix="join the parts into one text",
+                )
+
+    def _refusal(
+        self, what: str, *, got: object = None, expected: object = None, fix: str | None = None
+    ) -> RequestError:
+        return RequestError(what, plugin=self._plugin, where="chat", got=got, expected=expected, fix=fix)
 
 
 def guarded(content: str, spellings: Sequence[str], stand_ins: Mapping[str, str]) -> str:
@@ -112,25 +135,6 @@ def guarded(content: str, spellings: Sequence[str], stand_ins: Mapping[str, str]
 def _meets(left: str, right: str) -> bool:
     """Whether *left* ends as *right* begins."""
     return any(left.endswith(right[:length]) for length in range(1, len(right)) if right[length - 1] == left[-1])
-
-
-def _check(messages: Sequence[ChatMessage]) -> None:
-    if not messages:
-        raise _refusal("there are no messages", expected="at least one")
-    for index, message in enumerate(messages):
-        if message.role not in _ROLES:
-            raise _refusal(f"message {index} has role {message.role!r}", got=message.role, expected=", ".join(_ROLES))
-        if not isinstance(message.content, str):
-            raise _refusal(
-                f"message {index} has content of type {type(message.content).__name__}",
-                got=message.content,
-                expected="text",
-                fix="join the parts into one text",
-            )
-
-
-def _refusal(what: str, *, got: object = None, expected: object = None, fix: str | None = None) -> RequestError:
-    return RequestError(what, plugin="llamacpp", where="chat", got=got, expected=expected, fix=fix)
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from power_llamacpp.chat import ChatTemplate
 
+from power_core.chat import ChatTemplate
 from power_core.errors import RequestError
 from power_core.target import ChatMessage
 
