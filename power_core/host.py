@@ -7,11 +7,13 @@ The numbers say how fast a run could be, so receipts carry them.
 from __future__ import annotations
 
 import os
+import platform
+from pathlib import Path
 from typing import Any
 
 from power_core.errors import ConfigError
 
-__all__ = ["apply_host", "host_facts", "parse_cores", "usable_cores"]
+__all__ = ["apply_host", "host_facts", "parse_cores", "processor", "usable_cores"]
 
 _WAIT_POLICIES = ("OMP_WAIT_POLICY", "OMP_NUM_THREADS", "OMP_PROC_BIND", "KMP_BLOCKTIME", "GOMP_SPINCOUNT")
 
@@ -41,6 +43,17 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def processor() -> str:
+    """Model and flags of the processor, which decide kernels; where the system does not tell, the architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    facts = dict(line.split(":", 1) for line in lines if ":" in line)
+    facts = {name.strip(): value.strip() for name, value in facts.items()}
+    return " ".join(facts[name] for name in ("model name", "model", "stepping", "flags") if name in facts)
 
 
 def apply_host(affinity: str | None, priority: int | None) -> None:

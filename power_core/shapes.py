@@ -116,3 +116,34 @@ class ShapeProfile:
     @property
     def identity(self) -> ShapeIdentity:
         return ShapeIdentity.of({"decode": self.decode.identity.digest, "prefill": self.prefill.identity.digest})
+
+    def to_json(self) -> dict[str, JSON]:
+        """A document that `from_json` reads, for backends that keep what they measured."""
+        return {
+            "level": str(self.level),
+            "decode": _class_document(self.decode),
+            "prefill": _class_document(self.prefill),
+            "evidence": dict(self.evidence),
+        }
+
+    @classmethod
+    def from_json(cls, document: JSON) -> ShapeProfile:
+        """
+        The profile in *document*; other members of it are left alone.
+
+        Raises:
+            ShapeError: It holds none.
+        """
+        try:
+            decode, prefill = (_width_class(document[name]) for name in ("decode", "prefill"))
+            return cls(ExactnessLevel(document["level"]), decode, prefill, dict(document["evidence"]))
+        except (KeyError, TypeError, ValueError) as exc:
+            raise ShapeError("this is no profile", who="ShapeProfile", got=document) from exc
+
+
+def _class_document(shape: WidthClass) -> dict[str, JSON]:
+    return {"identity": shape.identity.digest, "widths": list(shape.widths), "costs": list(shape.costs)}
+
+
+def _width_class(document: JSON) -> WidthClass:
+    return WidthClass(ShapeIdentity(document["identity"]), tuple(document["widths"]), tuple(document["costs"]))

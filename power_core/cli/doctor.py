@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import click
 from attrs import Factory, define
 
+from power_core import user_cache
 from power_core.cli.options import json_option
 from power_core.cli.output import print_json, print_table
 from power_core.cli.progress import open_engine
@@ -41,9 +43,10 @@ class Report:
 @click.option("--model", metavar="NAME|PATH", help="Model name or file.")
 @click.option("--backend", metavar="NAME", help="Target backend to load the model with: see `power plugins`.")
 @click.option("--threads", type=int, metavar="N", help="Compute threads.")
+@click.option("--reprobe", is_flag=True, help="Measure width classes again, and keep the new ones.")
 @json_option
 @click.pass_context
-def doctor(ctx: click.Context, /, as_json: bool, **flags: Any) -> None:
+def doctor(ctx: click.Context, /, reprobe: bool, as_json: bool, **flags: Any) -> None:
     """
     Say what this machine, build and model can do, and what would help.
 
@@ -53,7 +56,8 @@ def doctor(ctx: click.Context, /, as_json: bool, **flags: Any) -> None:
     state = ctx.ensure_object(State)
     _look_around(report, state)
     try:
-        _look_at_model(report, state, flags)
+        with user_cache.found_again(user_cache.PROBES) if reprobe else nullcontext():
+            _look_at_model(report, state, flags)
     except PowerError as exc:
         report.problems.append(str(exc))
     except Exception as exc:  # noqa: BLE001 - whatever a backend raises is a finding here

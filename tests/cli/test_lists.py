@@ -11,6 +11,7 @@ from unittest.mock import Mock
 import pytest
 from click.testing import Result
 
+from power_core import user_cache
 from power_core.cli.doctor import break_even
 from power_core.errors import BackendError
 from power_core.hookspecs import hookimpl
@@ -133,6 +134,19 @@ def test_doctor_names_the_width_policy(power: Power, tmp_path: Path) -> None:
     assert json.loads(power("doctor", "--json").stdout)["exactness"]["width_policy"] == "adaptive"
     (tmp_path / "power.toml").write_text('spec_mtp_adaptive = true\nspec_width_policy = "fixed"\n')
     assert "problem: config: spec_mtp_adaptive is set and spec_width_policy is 'fixed'" in power("doctor").stdout
+
+
+@pytest.mark.parametrize("flags", [(), ("--reprobe",)])
+def test_doctor_leaves_kept_measurements_aside_on_request(
+    power: Power, toy: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    """With `--reprobe` a backend finds none of its width classes, and so measures them."""
+    monkeypatch.setenv("POWER_CACHE_DIR", str(tmp_path))
+    user_cache.store(user_cache.PROBES, {}, "kept")
+    found, target = [], toy.target
+    monkeypatch.setattr(toy, "target", lambda: found.append(user_cache.load(user_cache.PROBES, {})) or target())
+    assert power("doctor", *flags).exit_code == 0
+    assert found == ([None] if flags else ["kept"])
 
 
 def test_doctor_advises_on_a_padded_target(power: Power, toy: Any) -> None:

@@ -10,11 +10,11 @@ from typing import NoReturn
 import numpy as np
 from attrs import frozen
 
+from power_core import user_cache
 from power_core.artifacts import files
 from power_core.artifacts.files import CONVERT_AGAIN, DOWNLOAD_AGAIN
 from power_core.artifacts.gguf import TENSOR_TYPES, GgufFile, StringArray
 from power_core.errors import ArtifactError
-from power_llamacpp import cache
 
 __all__ = ["DOWNLOAD_AGAIN", "TENSOR_TYPES", "GgufInfo", "StringArray", "read_gguf", "refuse"]
 
@@ -73,13 +73,13 @@ class GgufInfo(GgufFile):
             "mtime_ns": self.stamp.mtime_ns,
             "inode": self.stamp.inode,
         }
-        known = cache.load("digests", key)
+        known = user_cache.load("digests", key)
         if isinstance(known, str):
             return known
         with self.path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if time.time_ns() - self.stamp.mtime_ns > _SETTLED_NS:
-            cache.store("digests", key, digest)
+            user_cache.store("digests", key, digest)
         return digest
 
     def tokenizer_sha256(self) -> str:

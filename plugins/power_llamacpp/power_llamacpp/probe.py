@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -22,10 +21,11 @@ from pathlib import Path
 
 from attrs import asdict, field, frozen
 
-from power_core.errors import BackendError, ConfigError
+from power_core import user_cache
+from power_core.errors import BackendError, ConfigError, ShapeError
+from power_core.host import processor
 from power_core.shapes import ExactnessLevel, ShapeIdentity, ShapeProfile, WidthClass
 from power_core.types import JSON
-from power_llamacpp import cache
 from power_llamacpp.config import Choice as Setting
 from power_llamacpp.config import KvType, LlamaCppConfig
 from power_llamacpp.gguf_file import GgufInfo
@@ -149,12 +149,12 @@ def measure(
     )
     candidates = _candidates(config)
     key = _cache_key(subject, info, candidates)
-    known = cache.load("probes", key, root=config.probe_cache_dir)
+    known = user_cache.load(user_cache.PROBES, key, root=config.probe_cache_dir)
     result = _from_json(known) if known is not None else None
     if result is None:
         result = _probe(subject, candidates, key)
         if not subject.overdue:  # else the next opening, on a quieter machine perhaps, measures again
-            cache.store("probes", key, _to_json(result), root=config.probe_cache_dir)
+            user_cache.store(user_cache.PROBES, key, _to_json(result), root=config.probe_cache_dir)
     return result
 
 
@@ -364,50 +364,17 @@ def build_facts() -> dict[str, JSON]:
         "llama_cpp_python": version("llama-cpp-python"),
         "system_info": " ".join(lib.llama_print_system_info().decode().split()),
         "library": hashlib.sha256(repr(sizes).encode()).hexdigest(),
-        "processor": _processor(),
+        "processor": processor(),
     }
-
-
-def _processor() -> str:
-    """Model name of the processor; where the system does not tell, the architecture."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    facts = dict(line.split(":", 1) for line in lines if ":" in line)
-    facts = {name.strip(): value.strip() for name, value in facts.items()}
-    return " ".join(facts[name] for name in ("model name", "model", "stepping", "flags") if name in facts)
 
 
 def _to_json(result: ProbeResult) -> dict[str, JSON]:
-    return {
-        "settings": asdict(result.settings),
-        "level": str(result.profile.level),
-        "decode": _class_to_json(result.profile.decode),
-        "prefill": _class_to_json(result.profile.prefill),
-        "evidence": dict(result.profile.evidence),
-    }
-
-
-def _class_to_json(shape: WidthClass) -> dict[str, JSON]:
-    return {"identity": shape.identity.digest, "widths": list(shape.widths), "costs": list(shape.costs)}
+    return {"settings": asdict(result.settings), **result.profile.to_json()}
 
 
 def _from_json(document: JSON) -> ProbeResult | None:
     """The result stored, or None where *document* has another form."""
     try:
-        return ProbeResult(
-            ProbeSettings(**document["settings"]),
-            ShapeProfile(
-                ExactnessLevel(document["level"]),
-                _class_from_json(document["decode"]),
-                _class_from_json(document["prefill"]),
-                document["evidence"],
-            ),
-        )
-    except (KeyError, TypeError, ValueError):
+        return ProbeResult(ProbeSettings(**document["settings"]), ShapeProfile.from_json(document))
+    except (KeyError, TypeError, ShapeError):
         return None
-
-
-def _class_from_json(document: JSON) -> WidthClass:
-    return WidthClass(ShapeIdentity(document["identity"]), tuple(document["widths"]), tuple(document["costs"]))

@@ -1,4 +1,4 @@
-"""Digests of model files, and the cache that keeps them."""
+"""Digests of model files, and how long they are kept."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 
 import pytest
-from power_llamacpp import cache
 from power_llamacpp.gguf_file import read_gguf
 
 from power_core.errors import ArtifactError
@@ -95,13 +94,3 @@ def test_tokenizer_digest(cache_dir: Path, tmp_path: Path) -> None:
     first, second = (read_gguf(tiny_llama(path, seed=seed)).tokenizer_sha256() for seed in (0, 1))
     other = read_gguf(tiny_llama(path, overrides={"tokenizer.ggml.eos_token_id": 2})).tokenizer_sha256()
     assert first == second != other
-
-
-def test_cache_keys_do_not_collide(cache_dir: Path) -> None:
-    """A document is found under its own kind and key only, and a later one replaces it whole."""
-    cache.store("a", {"k": 1}, [1])
-    cache.store("a", {"k": 1}, {"x": None})
-    assert cache.load("a", {"k": 1}) == {"x": None}
-    assert cache.load("b", {"k": 1}) is None
-    assert cache.load("a", {"k": 2}) is None
-    assert not list(cache_dir.rglob("*.tmp"))

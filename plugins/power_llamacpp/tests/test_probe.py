@@ -14,6 +14,7 @@ from power_llamacpp.context import ContextSettings, NativeContext, NativeModel
 from power_llamacpp.gguf_check import check_gguf
 from power_llamacpp.probe_choice import Measurement, ProbeSettings, width_classes
 
+from power_core import user_cache
 from power_core.errors import BackendError, ConfigError
 from power_core.shapes import ExactnessLevel
 from power_core.testing.gguf import tiny_gemma3, tiny_hybrid, tiny_llama, tiny_recurrent
@@ -137,6 +138,18 @@ def test_known_results_start_no_child(model: Path, monkeypatch: pytest.MonkeyPat
         measure(model, threads=2)
     with pytest.raises(AssertionError, match="child"):
         measure(tiny_llama(model, seed=1))
+
+
+def test_doctor_can_have_it_measured_again(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where documents of this kind are found again, children are started, though the result is kept."""
+    first = measure(model)
+    with user_cache.found_again(user_cache.PROBES):
+        again = measure(model)
+        monkeypatch.setattr(subprocess, "run", no_children)
+        with pytest.raises(AssertionError, match="child"):
+            measure(model)
+    assert again.profile.decode.identity == first.profile.decode.identity
+    assert measure(model) == again  # what is kept now
 
 
 @pytest.mark.parametrize("damage", ["{", '{"content": {}, "sha256": ""}'])

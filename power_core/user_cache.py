@@ -12,12 +12,18 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 
 from power_core.types import JSON
 
-__all__ = ["cache_dir", "load", "store"]
+__all__ = ["PROBES", "cache_dir", "found_again", "load", "store"]
+
+PROBES = "probes"
+"""The kind of document in which a backend keeps the width classes that it measured."""
+
+_IGNORED: ContextVar[frozenset[str]] = ContextVar("ignored", default=frozenset())
 
 
 def cache_dir() -> Path:
@@ -31,12 +37,24 @@ def cache_dir() -> Path:
 
 def load(kind: str, key: Mapping[str, JSON], *, root: Path | None = None) -> JSON | None:
     """The document stored for *key* under *root* (by default `cache_dir`), or None if none can be trusted."""
+    if kind in _IGNORED.get():
+        return None
     try:
         document = json.loads(_file(kind, key, root).read_bytes())
         content, digest = document["content"], document["sha256"]
-    except (OSError, ValueError, KeyError, TypeError):  # absent, unreadable, or not what `store` wrote
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # absent, unreadable, or not what `store` wrote
         return None
     return content if digest == _digest({"key": key, "content": content}) else None
+
+
+@contextlib.contextmanager
+def found_again(kind: str) -> Iterator[None]:
+    """Within it nothing stored of *kind* is found: what is needed is found out, and stored, again."""
+    token = _IGNORED.set(_IGNORED.get() | {kind})
+    try:
+        yield
+    finally:
+        _IGNORED.reset(token)
 
 
 def store(kind: str, key: Mapping[str, JSON], content: JSON, *, root: Path | None = None) -> None:
