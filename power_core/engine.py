@@ -11,8 +11,6 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from attrs import evolve
-
 from power_core.capabilities import OFF
 from power_core.errors import CapabilityError, DrafterError, PowerError, QueueFullError, RequestError
 from power_core.evidence import ArtifactRecord, CostsRecord, PolicyRecord, artifact_record, build_receipt
@@ -76,7 +74,7 @@ class Engine:
     ) -> None:
         self._serving = serving = serving or Serving()
         self.host = dict(host or {})
-        self._options = options if not serving.replicas else evolve(options, max_sequences=1)
+        self._options = options
         self._width_policy = width_policy
         self._resolve = resolve
         self._hidden_layers = frozenset(options.hidden_layers)

@@ -201,10 +201,11 @@ class Runtime:
         resolver: StrategyResolver,
         load: LoadReservation,
     ) -> Engine:
+        sequences = 1 if config.replicas else config.parallel
         options = SessionOptions(
             context_size=config.ctx,
-            max_sequences=config.parallel,
-            max_rows=config.parallel * (config.spec_draft_max + 1),
+            max_sequences=sequences,
+            max_rows=sequences * (config.spec_draft_max + 1),
             rollback_rows=config.spec_mtp_recurrent_snapshots,
             hidden_layers=resolver.hidden_layers(strategy),
             threads=config.threads,
@@ -238,6 +239,7 @@ class Runtime:
             device=self._device,
             session_bytes=load.session_bytes,
             reservations=tuple(load.permits),
+            session_reservation=load.session_permit,
         )
 
     def _locate(self, model: str | None) -> tuple[str, Path]:

@@ -19,13 +19,14 @@ class LoadReservation:
 
     Attributes:
         permits: What is reserved, until `release` or until the engine gives it back.
+        session_permit: The one of them for the session; None before `session` and where memory has no bound.
         session_bytes: What one session can at most take; 0 where memory has no bound.
     """
 
     def __init__(self, memory: AdmissionController, deadline: Deadline) -> None:
         self._memory = memory
         self._deadline = deadline
-        self._session: Permit | None = None
+        self.session_permit: Permit | None = None
         self.permits: list[Permit] = []
         self.session_bytes = 0
 
@@ -67,12 +68,12 @@ class LoadReservation:
             raise CapabilityError(
                 "this target cannot say what a session takes", who="memory_limit", fix="leave memory_limit out"
             )
-        if self._session is not None:
-            self.permits.remove(self._session)
-            self._session.release()
+        if self.session_permit is not None:
+            self.permits.remove(self.session_permit)
+            self.session_permit.release()
         self.session_bytes = model.session_bytes(options)
         self.reserve(self.session_bytes)
-        self._session = self.permits[-1]
+        self.session_permit = self.permits[-1]
         return self
 
     def release(self) -> None:

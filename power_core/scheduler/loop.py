@@ -194,6 +194,17 @@ class StepLoop:
             self.queue.clear()
         self.drafts.close()
 
+    def end_waiting(self) -> list[Event]:
+        """
+        End the requests that need no sequence for that: cancelled, too late, empty, or with none left to be had.
+
+        Returns:
+            Their events, and those that a step which raised left behind.
+        """
+        for sequence, reason, error in self.queue.ended():
+            self._finish(sequence, reason, error)
+        return self._emit()
+
     # -- one step ---------------------------------------------------------------------------------
 
     def step(self) -> list[Event]:

@@ -54,6 +54,7 @@ class ReplicaLoop:
         reservation: Permit | None = None,
     ) -> None:
         self._front: StepLoop | None = first  # checks requests; None once it was retired
+        self._first = first  # ends requests that have no replica, also when it was retired
         self._leases: list[Lease[StepLoop]] = []
         self._outbox: list[Event] = []
         self.queue: RequestQueue = first.queue
@@ -108,6 +109,7 @@ class ReplicaLoop:
         Raises:
             Exception: Whatever a target raised; its replica is retired once its request has ended.
         """
+        self._outbox += self._first.end_waiting()
         self._lend()
         for lease in list(self._leases):
             self._step(lease)
@@ -115,10 +117,8 @@ class ReplicaLoop:
         return events
 
     def _lend(self) -> None:
-        """As many replicas as requests have been granted; one also where requests only have to be ended."""
-        while len(self.queue) and not any(lease.replica.has_room for lease in self._leases):
-            if self._leases and not self.queue.has_granted:
-                return
+        """As many replicas as requests have been granted."""
+        while self.queue.has_granted and not any(lease.replica.has_room for lease in self._leases):
             lease = self.pool.lease_now()
             if lease is None:  # no memory now: whoever has a replica goes on, the others wait
                 return
@@ -130,6 +130,9 @@ class ReplicaLoop:
             self._outbox += loop.step()
         except BaseException:
             self._damage(lease)
+            if loop.is_idle:
+                self._end(lease)
+                self._outbox += loop.end_waiting()
             raise
         if loop.is_idle:
             self._end(lease)

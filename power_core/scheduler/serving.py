@@ -44,6 +44,7 @@ class Serving:
         device: Turns of the device that all engines of a runtime share.
         session_bytes: What one session can at most take.
         reservations: Held for the model and its first session until the engine is closed.
+        session_reservation: The first session's; where that is a replica it comes back when the replica is retired.
     """
 
     queue_max: int = MAX_WAITING
@@ -57,6 +58,7 @@ class Serving:
     device: AdmissionController | None = None
     session_bytes: int = 0
     reservations: tuple[Permit, ...] = ()
+    session_reservation: Permit | None = None
 
     def release(self) -> None:
         """Give back what is reserved. Idempotent."""
@@ -133,4 +135,7 @@ def make_loop(
             session.shutdown()
             raise
 
-    return ReplicaLoop(first, build, size=replicas, replica_bytes=serving.session_bytes, memory=serving.memory)
+    return ReplicaLoop(
+        first, build, size=replicas, replica_bytes=serving.session_bytes, memory=serving.memory,
+        reservation=serving.session_reservation,
+    )  # fmt: skip

@@ -10,10 +10,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from power_core.config import PowerConfig
-from power_core.errors import ConfigError, DeadlineError, PowerError, QueueFullError, RequestError, TooLargeError
+from power_core.errors import (
+    BackendError,
+    ConfigError,
+    DeadlineError,
+    PowerError,
+    QueueFullError,
+    RequestError,
+    TooLargeError,
+)
 from power_core.request import GenerationRequest
 from power_core.runtime import Runtime
-from power_core.scheduler.admission import Deadline
+from power_core.scheduler.admission import AdmissionController, Deadline
 from power_core.testing import (
     Faults,
     OracleDrafter,
@@ -50,11 +58,11 @@ def make_runtime(tmp_path):
     """Makes runtimes whose model `toy` is a scripted target; nothing may be left open or broken at the end."""
     made = []
 
-    def make(target=None, **keys):
+    def make(target=None, drafters=None, **keys):
         path = tmp_path / "toy.scripted"
         path.write_bytes(b"t" * 50)
         target = target or ScriptedTarget(VOCAB)
-        drafters = {"oracle": OracleDrafter(target.greedy, VOCAB), "random": RandomDrafter(VOCAB)}
+        drafters = drafters or {"oracle": OracleDrafter(target.greedy, VOCAB), "random": RandomDrafter(VOCAB)}
         plugins = scripted_plugins(
             targets={"scripted": ScriptedBackend(lambda _path: target)}, strategies=drafters, models={"toy": path}
         )
@@ -176,6 +184,59 @@ def test_memory_needs_a_target_that_knows_its_size(make_runtime):
         make_runtime(memory_limit=10_000).open("toy")
 
 
+def test_a_lost_first_replica_gives_its_memory_back(make_runtime):
+    """There is room for one: the one built in its place needs its bytes, and serves what waits."""
+    target = Sized(VOCAB, faults=Faults({"close": 3}))
+    runtime = make_runtime(target, memory_limit=150)
+    with runtime.open("toy", spec="off", replicas=1) as engine:
+        for n in range(4):
+            assert engine.complete(request(n, deadline_s=20)).token_ids == plain_decode(target, request(n)).token_ids
+        assert engine.stats().replicas.counters.retired == 1
+    with runtime.open("toy"):  # everything came back
+        pass
+    target.sessions[:] = [session for session in target.sessions if not session.is_shut_down]
+
+
+@pytest.mark.parametrize("end", ["deadline", "cancel", "memory"])
+def test_what_waits_for_memory_ends_in_time(make_runtime, end):
+    """The replica was lost and another model took its bytes: deadlines and cancels hold without one."""
+    target = Sized(VOCAB, faults=Faults({"close": 2}))
+    runtime = make_runtime(target, memory_limit=200)
+    engine = runtime.open("toy", spec="off", replicas=1)
+    generations = [engine.generate(request(n, deadline_s=0.3 if n and end == "deadline" else None)) for n in range(2)]
+    generations[0].finish()
+    other = runtime.open("toy")
+    if end == "cancel":
+        generations[1].cancel()
+    if end == "memory":
+        other.close()
+    result = generations[1].drain()
+    if end == "deadline":
+        assert isinstance(result.error, DeadlineError)
+    if end == "cancel":
+        assert result.finish_reason is FinishReason.CANCELLED
+    if end == "memory":
+        assert result.token_ids == plain_decode(target, request(1)).token_ids
+    target.sessions[:] = [session for session in target.sessions if not session.is_shut_down]
+
+
+def test_a_replica_lost_in_a_failing_step_leaves_the_others_waiting(make_runtime):
+    """Forward, the drafter's undo and the close fail at once: one request ends, and the next has the new replica."""
+    target = ScriptedTarget(VOCAB, faults=Faults({"forward": 3, "close": 2}))
+    drafter = OracleDrafter(target.greedy, VOCAB, faults=Faults({"restore": 1}))
+    runtime = make_runtime(target, drafters={"oracle": drafter}, spec_width_policy="fixed")
+    with runtime.open("toy", spec="oracle", replicas=1) as engine:
+        generations = [engine.generate(request(n)) for n in range(3)]
+        with pytest.raises(BackendError, match="forward"):
+            generations[0].drain()
+        assert "restore" in str(generations[0].drain().error)
+        for n in (1, 2):
+            assert generations[n].finish().token_ids == plain_decode(target, request(n)).token_ids
+        assert engine.stats().replicas.counters.retired == 1
+    drafter.sessions.clear()
+    target.sessions.clear()
+
+
 @pytest.mark.parametrize("arguments", [{"replicas": 3}, {"parallel": 3}], ids=str)
 def test_replicas_serve_a_target_that_cannot_batch(make_runtime, arguments):
     """Each request alone in a session, several at once, lazily built; all as if alone."""
@@ -261,10 +322,12 @@ class Serving(RuleBasedStateMachine):
     """
 
     replicas = 0
+    breakable = ("forward", "copy_in", "copy_out", "truncate", "checkpoint", "open")
 
     def __init__(self):
         super().__init__()
         self.now = 0.0
+        self.memory, self.others = AdmissionController(max_active=9, max_waiting=0, max_bytes=200), []
         self.target = ScriptedTarget(VOCAB, context_size=96)
         self.make_engine()
         self.live = {}
@@ -275,9 +338,12 @@ class Serving(RuleBasedStateMachine):
         from power_core.target import SessionOptions
 
         self.engine = Engine(
-            "toy", self.target, SessionOptions(max_sequences=2, max_rows=8), resolve=None, allow_unverified=False,
-            strategy="off", draft_max=4, width_policy="auto",
-            serving=Bounds(queue_max=3, cache_bytes=1500, replicas=self.replicas),
+            "toy", self.target, SessionOptions(max_sequences=1 if self.replicas else 2, max_rows=8), resolve=None,
+            allow_unverified=False, strategy="off", draft_max=4, width_policy="auto",
+            serving=Bounds(
+                queue_max=3, cache_bytes=1500, replicas=self.replicas, memory=self.memory, session_bytes=100,
+                session_reservation=self.memory.acquire_now(reserve_bytes=100),
+            ),
         )  # fmt: skip
         self.admission = self.engine.loop.queue.admission
         self.admission.clock = lambda: self.now
@@ -293,7 +359,11 @@ class Serving(RuleBasedStateMachine):
         try:
             self.live[self.engine.submit(asked)] = asked
         except QueueFullError:
-            assert self.admission.waiting == 3
+            assert self.admission.waiting == 3 or self.built == 0
+
+    @property
+    def built(self):
+        return self.engine.loop.pool.built if self.replicas else 1
 
     @rule()
     def step(self):
@@ -317,14 +387,25 @@ class Serving(RuleBasedStateMachine):
     def cancel(self, data):
         self.engine.cancel(data.draw(st.sampled_from(sorted(self.live))))
 
-    @rule(name=st.sampled_from(["forward", "copy_in", "copy_out", "truncate", "checkpoint", "open"]))
-    def break_next(self, name):
-        faults = self.target.faults
+    @rule(data=st.data())
+    def break_next(self, data):
+        name, faults = data.draw(st.sampled_from(self.breakable)), self.target.faults
         faults.at = {name: faults.calls[name] + 1}
 
     @rule()
     def evict(self):
         self.engine.cache.clear()
+
+    @rule(nbytes=st.sampled_from([50, 100]))
+    def another_model_takes_memory(self, nbytes):
+        permit = self.memory.acquire_now(reserve_bytes=nbytes)
+        if permit is not None:
+            self.others.append(permit)
+
+    @precondition(lambda self: self.others)
+    @rule()
+    def another_model_is_closed(self):
+        self.others.pop().release()
 
     @invariant()
     def the_books_balance(self):
@@ -333,9 +414,12 @@ class Serving(RuleBasedStateMachine):
         assert counters.submitted == ended + admission.waiting + admission.active
         assert admission.active <= admission.max_active == 2
         assert self.engine.cache.nbytes <= 1500
+        assert self.memory.reserved_bytes == 100 * self.built + sum(permit.reserved_bytes for permit in self.others)
 
     def teardown(self):
         self.target.faults.at = {}
+        while self.others:
+            self.another_model_is_closed()
         for _ in range(300):
             if not self.engine.loop.active:
                 break
@@ -346,13 +430,16 @@ class Serving(RuleBasedStateMachine):
         self.engine.close()
         assert self.engine.cache.nbytes == 0
         for session in self.target.sessions:
-            session.assert_all_closed()
+            assert session.is_shut_down
+            if not self.replicas:  # one that is lost in a close is shut down as it is
+                session.assert_all_closed()
 
 
 class ServingReplicas(Serving):
-    """The same over two session replicas."""
+    """The same over two session replicas, which are also lost and built anew, where there is memory for them."""
 
     replicas = 2
+    breakable = (*Serving.breakable, "close")
 
 
 TestServing = Serving.TestCase

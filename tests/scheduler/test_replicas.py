@@ -3,10 +3,10 @@
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
-from power_core.errors import BackendError, DeadlineError, QueueFullError, RequestError
-from power_core.scheduler.admission import AdmissionController, Deadline
+from power_core.errors import BackendError
+from power_core.scheduler.admission import AdmissionController
 from power_core.scheduler.replicas import ReplicaPool
 
 
@@ -41,139 +41,147 @@ class Factory:
         return [session for session in self.made if session.is_open]
 
 
-NOW = Deadline.after(0.0)
-
-
 def make_pool(size=2, **kwargs):
     factory = Factory()
     pool = ReplicaPool(factory.build, factory.close, size=size, is_healthy=lambda session: session.is_healthy, **kwargs)
     return pool, factory
 
 
+def make_memory():
+    return AdmissionController(max_active=9, max_waiting=0, max_bytes=100)
+
+
 def test_a_replica_is_built_when_first_needed_and_used_again():
     pool, factory = make_pool()
     assert factory.made == []
-    with pool.lease() as first:
-        pass
-    with pool.lease() as second:
-        assert second.replica is first.replica
+    first = pool.lease_now()
+    first.end()
+    assert pool.lease_now().replica is first.replica
     assert len(factory.made) == 1
 
 
-def test_two_leases_never_share_a_replica():
-    pool, _ = make_pool()
-    with pool.lease() as a, pool.lease() as b:
-        assert a.replica is not b.replica
+def test_leases_are_exclusive_and_bounded():
+    """Two leases never share a replica, and a third is not to be had until one of them ends."""
+    pool, _ = make_pool(size=2)
+    a, b = pool.lease_now(), pool.lease_now()
+    assert a.replica is not b.replica
+    assert (pool.lease_now(), pool.leased) == (None, 2)
+    a.end()
+    assert pool.lease_now().replica is a.replica
 
 
 def test_a_damaged_replica_is_retired_without_touching_the_others():
     pool, factory = make_pool()
-    with pool.lease() as healthy:
-        with pytest.raises(ZeroDivisionError), pool.lease() as damaged:
-            raise ZeroDivisionError
-        assert not damaged.replica.is_open
-        assert healthy.replica.is_open
-    with pool.lease(), pool.lease() as rebuilt:
-        assert rebuilt.replica.is_open
+    healthy, damaged = pool.lease_now(), pool.lease_now()
+    damaged.mark_damaged()
+    damaged.end()
+    assert (damaged.replica.is_open, healthy.replica.is_open) == (False, True)
+    assert pool.lease_now().replica.is_open
     assert (pool.counters.retired, pool.counters.built) == (1, 3)
     assert len(factory.open) == 2
 
 
-def test_an_error_of_the_request_leaves_the_replica_in_use():
-    pool, factory = make_pool()
-    with pytest.raises(RequestError), pool.lease():
-        raise RequestError("the prompt is empty")
-    assert len(factory.open) == 1
-
-
 def test_an_unhealthy_idle_replica_is_replaced():
     pool, factory = make_pool()
-    with pool.lease() as lease:
-        lease.replica.is_healthy = False
-    with pool.lease() as again:
-        assert again.replica is not lease.replica
+    lease = pool.lease_now()
+    lease.replica.is_healthy = False
+    lease.end()
+    assert pool.lease_now().replica is not lease.replica
     assert len(factory.open) == 1
+
+
+def test_a_replica_that_neither_answers_nor_closes_is_replaced():
+    """A health check that raises is a no, and a close that raises still gives the bytes back."""
+
+    def broken(_replica):
+        raise BackendError("no answer")
+
+    memory, factory = make_memory(), Factory()
+    pool = ReplicaPool(factory.build, broken, size=1, replica_bytes=60, memory=memory, is_healthy=broken)
+    for _ in range(2):
+        pool.lease_now().end()
+    assert (len(factory.made), pool.built, memory.reserved_bytes) == (2, 1, 60)
 
 
 def test_bytes_are_reserved_before_a_build_and_held_until_the_replica_is_closed():
-    memory = AdmissionController(max_active=9, max_waiting=0, max_bytes=100)
+    memory = make_memory()
     pool, factory = make_pool(size=3, replica_bytes=40, memory=memory)
-    with pool.lease(), pool.lease():
-        assert memory.reserved_bytes == 80
-        with pytest.raises(QueueFullError):
-            pool.lease()
-        assert len(factory.made) == 2
+    leases = [pool.lease_now(), pool.lease_now()]
+    assert memory.reserved_bytes == 80
+    assert (pool.lease_now(), pool.leased, len(factory.made)) == (None, 2, 2)
+    for lease in leases:
+        lease.end()
     assert memory.reserved_bytes == 80
     pool.close_all()
     assert (memory.reserved_bytes, factory.open) == (0, [])
 
 
+def test_an_adopted_replica_gives_its_bytes_back_like_a_built_one():
+    """What another reserved for it is released when it is retired, and the next one fits in its place."""
+    memory = make_memory()
+    pool, factory = make_pool(replica_bytes=60, memory=memory)
+    pool.adopt(factory.build(), memory.acquire_now(reserve_bytes=60))
+    assert pool.built == 1
+    lease = pool.lease_now()
+    assert pool.lease_now() is None
+    lease.mark_damaged()
+    lease.end()
+    assert memory.reserved_bytes == 0
+    assert pool.lease_now().replica is not lease.replica
+
+
 def test_a_failed_build_keeps_nothing():
-    memory = AdmissionController(max_active=9, max_waiting=0, max_bytes=100)
+    memory = make_memory()
     pool, factory = make_pool(replica_bytes=40, memory=memory)
     factory.fails = True
     with pytest.raises(BackendError):
-        pool.lease()
+        pool.lease_now()
     assert (memory.reserved_bytes, pool.leased, pool.counters.failed_builds) == (0, 0, 1)
-    with pool.lease():
-        pass
-
-
-def test_pools_share_the_device_and_a_refused_one_gives_everything_back():
-    device = AdmissionController(max_active=1, max_waiting=0)
-    pools = [make_pool(device=device)[0] for _ in range(2)]
-    with pools[0].lease():
-        with pytest.raises(QueueFullError):
-            pools[1].lease()
-        assert (pools[1].leased, pools[1].built) == (0, 1)
-    with pools[1].lease():
-        assert device.active == 1
-    assert device.active == 0
+    assert pool.lease_now() is not None
 
 
 def test_a_replica_that_is_lent_when_the_pool_closes_is_closed_when_it_comes_back():
     pool, factory = make_pool()
-    lease = pool.lease()
+    lease = pool.lease_now()
     pool.close_all()
     assert len(factory.open) == 1
     lease.end()
     lease.end()
     assert factory.open == []
     with pytest.raises(BackendError):
-        pool.lease()
+        pool.lease_now()
     assert pool.leased == 0
 
 
 class Replicas(RuleBasedStateMachine):
-    """Whatever is leased, damaged, failed, shrunk: no session, permit or byte is lost."""
+    """Whatever is leased, damaged, failed, taken by others: no session, place or byte is lost."""
 
     leases = Bundle("leases")
 
-    def __init__(self):
-        super().__init__()
-        self.memory = AdmissionController(max_active=9, max_waiting=0, max_bytes=100)
-        self.device = AdmissionController(max_active=2, max_waiting=0)
-        self.pool, self.factory = make_pool(
-            size=3, replica_bytes=40, memory=self.memory, device=self.device, max_waiting=0
-        )
-        self.lent = []
+    @initialize(size=st.integers(1, 3), adopts=st.booleans())
+    def start(self, size, adopts):
+        self.size, self.lent, self.others = size, [], []
+        self.memory = make_memory()
+        self.pool, self.factory = make_pool(size=size, replica_bytes=30, memory=self.memory)
+        if adopts:
+            self.pool.adopt(self.factory.build(), self.memory.acquire_now(reserve_bytes=30))
 
     @rule(target=leases, fails=st.booleans())
     def lease(self, fails):
         self.factory.fails = fails
+        healthy = [each for each in self.factory.open if each.is_healthy and each not in self.in_use()]
         try:
-            lease = self.pool.lease()
-        except (BackendError, QueueFullError):
+            lease = self.pool.lease_now()
+        except BackendError:
+            assert fails
             return None
         finally:
             self.factory.fails = False
+        if lease is None:
+            assert len(self.lent) == self.size or (not healthy and self.memory.reserved_bytes > 70)
+            return None
         self.lent.append(lease)
         return lease
-
-    @rule()
-    def too_late(self):
-        with pytest.raises((DeadlineError, QueueFullError)):
-            self.pool.lease(deadline=NOW)
 
     @rule(lease=consumes(leases), damaged=st.booleans(), twice=st.booleans())
     def end(self, lease, damaged, twice):
@@ -184,33 +192,48 @@ class Replicas(RuleBasedStateMachine):
             if twice:
                 lease.end()
             self.lent.remove(lease)
+            assert lease.replica.is_open is not damaged
 
     @rule()
     def falls_ill(self):
         for session in self.factory.open:
-            session.is_healthy = session in [lease.replica for lease in self.lent]
+            session.is_healthy = session in self.in_use()
 
+    @rule(nbytes=st.integers(1, 60))
+    def another_takes_memory(self, nbytes):
+        permit = self.memory.acquire_now(reserve_bytes=nbytes)
+        if permit is not None:
+            self.others.append(permit)
+
+    @precondition(lambda self: self.others)
     @rule()
-    def shrink(self):
-        self.pool.shrink()
-        assert self.pool.built == len(self.lent)
+    def another_gives_memory_back(self):
+        self.others.pop().release()
+
+    def in_use(self):
+        return [lease.replica for lease in self.lent]
 
     @invariant()
     def everything_is_accounted_for(self):
-        replicas = [id(lease.replica) for lease in self.lent]
-        assert len(set(replicas)) == len(replicas)
-        assert all(lease.replica.is_open for lease in self.lent)
-        assert self.pool.leased == self.device.active == len(self.lent) <= 2
-        assert self.pool.built == len(self.factory.open) <= 2
-        assert self.memory.reserved_bytes == 40 * len(self.factory.open) <= 100
+        if not hasattr(self, "pool"):
+            return
+        assert len({id(replica) for replica in self.in_use()}) == len(self.lent) == self.pool.leased <= self.size
+        assert all(replica.is_open for replica in self.in_use())
+        assert self.pool.built == len(self.factory.open) <= self.size
+        held = sum(permit.reserved_bytes for permit in self.others)
+        assert self.memory.reserved_bytes == 30 * len(self.factory.open) + held <= 100
 
     def teardown(self):
+        if not hasattr(self, "pool"):
+            return
+        if self.lent:
+            self.lent.pop().end()
+        self.pool.close_all()
         for lease in self.lent:
             lease.end()
-        self.pool.close_all()
         assert self.factory.open == []
-        assert (self.memory.reserved_bytes, self.device.active, self.pool.leased) == (0, 0, 0)
+        assert (self.memory.active, self.pool.leased) == (len(self.others), 0)
 
 
 TestReplicas = Replicas.TestCase
-TestReplicas.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+TestReplicas.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
