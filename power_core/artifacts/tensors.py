@@ -88,13 +88,27 @@ def open_tensors(path: Path) -> TensorFile:
     FileStamp.of(file)
     start = _first_bytes(file)
     if start.startswith(b"GGUF"):
-        return GgufFile.open(file)
+        return _whole(GgufFile.open(file))
     # A header begins with a brace after its length; the suffix lets a damaged file be explained as what it was.
     if start[8:] == b"{" or file.suffix == ".safetensors":
         return SafetensorsFile.open(file)
     found = "an empty file" if not start else f"a file that starts with {start!r}"
     raise ArtifactError(
         f"this is {found}", where=str(file), got=start, expected="a GGUF or safetensors file", fix="check the path"
+    )
+
+
+def _whole(file: TensorFile) -> TensorFile:
+    """*file*, if it is all of a drafter: GGUF files may be cut into several."""
+    parts = file.metadata.get("split.count", 1)
+    if isinstance(parts, int) and parts <= 1:
+        return file
+    raise ArtifactError(
+        f"the file is one of {parts} parts",
+        where=str(file.path),
+        got=parts,
+        expected="a single file",
+        fix="merge the parts with llama-gguf-split --merge",
     )
 
 

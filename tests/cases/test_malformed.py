@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from power_core.artifacts import open_tensors
+from power_core.artifacts.matching import installed_contracts
+from power_core.errors import ArtifactError
+from power_core.plugins import load_plugins
+from power_core.testing import gguf_drafts
+from power_core.testing.gguf import tiny_llama
 
 for needed in (
     "power_llamacpp",
@@ -36,7 +46,7 @@ HARMLESS = re.compile(
     | ((dflash|qwen35)\.context_length|max_position_embeddings)\ is\ (huge|odd)
     | (dflash\.|)(block_size|selector_top_k)\ is\ odd
     | (tokenizer\.ggml\.|)mask_token_id\ is\ odd
-    | (rms_norm_eps|rope_theta)\ is\ (huge|odd)                 # finite: they cost acceptance
+    | rope_theta\ is\ (huge|odd)                              # published bases are as large; they cost acceptance
     | (output|blk\.4\.nextn\.shared_head_norm)\.weight\ missing   # the embedding, and the last norm, serve
     | qwen35\.(rope\.freq_base|rope\.dimension_count|full_attention_interval)\ missing
     | qwen35\.(full_attention_interval|ssm\.conv_kernel)\ is\ odd
@@ -64,6 +74,46 @@ def assert_no_surprise(found: list[tuple[str, int, str]]) -> None:
     assert [name for name, code, _ in found if code == REFUSED and name.endswith("as it is")] == []
     for name, code, message in found:
         assert code == ACCEPTED or (message and "\n" not in message), name
+
+
+KEYS = (
+    "attention.causal", "attention.layer_norm_rms_epsilon", "attention.scale", "attention.sliding_window",
+    "attention.sliding_window_pattern", "attention.value_length", "block_size", "embedding_length_out",
+    "embedding_scale", "expert_count", "final_logit_softcapping", "has_confidence_head", "hyper_connection_count",
+    "logit_scale", "mask_token_id", "pooling_type", "rope.dimension_sections", "rope.freq_base", "rope.scaling.factor",
+    "rope.scaling.type", "sample_from_anchor", "selector_top_k", "target_layers", "whatever",
+)  # fmt: skip
+VALUES = (0, 2, 0.0, 2.0, math.nan, 1e9, True, False, "none", "", [1, 3], [8, 0, 0, 0], [True, False], [1.0, 3.0])
+
+
+def _refusal(check: Callable[[], object]) -> str | None:
+    try:
+        check()
+    except ArtifactError as exc:
+        return str(exc)
+    return None
+
+
+@pytest.mark.parametrize("kind", ["dflash-v1", "dflash2", "dspark"])
+def test_what_a_contract_admits_the_native_loader_takes(tmp_path: Path, kind: str) -> None:
+    """A key that the loader refuses is refused when the file is admitted, not when somebody first decodes with it."""
+    from power_llamacpp.draft_check import check_draft
+    from power_llamacpp.gguf_check import check_gguf
+
+    make = {
+        "dflash-v1": gguf_drafts.tiny_dflash,
+        "dflash2": gguf_drafts.tiny_dflash2,
+        "dspark": gguf_drafts.tiny_dspark,
+    }
+    target, path = check_gguf(tiny_llama(tmp_path / "target.gguf", layers=4)), tmp_path / "drafter.gguf"
+    contract = installed_contracts(load_plugins().registry)[kind]
+    found = []
+    for key, value in itertools.product(KEYS, VALUES):
+        make[kind](path, overrides={f"dflash.{key}": value})
+        ours, native = _refusal(lambda: contract.check(open_tensors(path))), _refusal(lambda: check_draft(path, target))
+        if ours is None and native is not None:
+            found.append((key, value, native))
+    assert found == []
 
 
 def test_a_sample_of_malformed_drafters() -> None:

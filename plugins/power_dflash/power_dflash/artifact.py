@@ -81,7 +81,9 @@ A GGUF file without a tokenizer states ``tokenizer.ggml.model`` = ``none``; one 
 tokens. ``target_layer_ids`` are blocks whose OUTPUT is read, numbered from 0. GGUF's ``target_layers`` are one higher:
 llama.cpp's id i is the input of block i. ``sliding_window`` with ``layer_types`` (GGUF: ``attention.sliding_window``
 with ``attention.sliding_window_pattern``) is optional, and so are ``input_embedding_scale``, ``output_multiplier``
-and ``final_logit_softcapping`` (GGUF: ``embedding_scale``, ``logit_scale``, ``final_logit_softcapping``).
+and ``final_logit_softcapping`` (GGUF: ``embedding_scale``, ``logit_scale``, ``final_logit_softcapping``), each 1e-6 to
+1e6. An epsilon is 1e-12 to 0.1, a rotation base 2 to 1e12. Any other key under ``dflash.`` is refused, but for a few
+that change nothing at the value they have.
 """
 
 from __future__ import annotations

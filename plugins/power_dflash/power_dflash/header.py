@@ -9,6 +9,7 @@ import numpy as np
 from attrs import frozen
 
 from power_core.artifacts import TensorFile
+from power_dflash.gguf_keys import check_gguf_keys
 from power_dflash.keys import Keys, deny
 
 __all__ = ["DFLASH2", "DFLASH_V1", "Header", "Selector", "read_header"]
@@ -21,7 +22,11 @@ _MOST = 1 << 20
 _MOST_IDS = 1 << 24
 _MOST_BLOCKS = 512  # llama.cpp's own bound, of both models
 _MOST_ROWS = 256
-_LARGE = 1e9
+# Of float constants: published epsilons are 1e-12 to 1e-5, rope bases 1e4 to 3.6e9, scales 0.06 to 80, caps 30 and 50.
+_EPS = (1e-12, 0.1)
+_ROPE_BASE = (2.0, 1e12)
+_SCALE = (1e-6, 1e6)
+_LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 @frozen
@@ -123,13 +128,7 @@ def read_header(file: TensorFile, kind: str) -> Header:
 
 def _read_gguf(file: TensorFile, kind: str) -> Header:
     keys = Keys(file, file.metadata, "dflash.")
-    for key, neutral in (
-        ("expert_count", 0), ("expert_used_count", 0), ("nextn_predict_layers", 0), ("hyper_connection_count", 0),
-        ("attention.causal", False), ("rope.scaling.type", "none"), ("hidden_activation", "silu"),
-    ):  # fmt: skip
-        keys.absent(key, f"absent or {neutral!r}", neutral)
-    for key in ("attention.scale", "attention.value_scale", "rope.scale_linear"):
-        keys.absent(key, "absent", 0.0)
+    check_gguf_keys(file, keys)
     keys.whole("context_length", 1, 1 << 31)
     heads = keys.whole("attention.head_count", 1, _MOST)
     hidden = keys.whole("embedding_length", 1, _MOST)
@@ -148,8 +147,8 @@ def _read_gguf(file: TensorFile, kind: str) -> Header:
         kv_heads=keys.whole("attention.head_count_kv", 1, heads, heads),
         head_dim=head_dim,
         ffn_size=keys.whole("feed_forward_length", 1, _MOST),
-        eps=keys.number("attention.layer_norm_rms_epsilon", 0, 1),
-        rope_base=keys.number("rope.freq_base", 0, _LARGE, 10000.0),
+        eps=keys.number("attention.layer_norm_rms_epsilon", *_EPS),
+        rope_base=keys.number("rope.freq_base", *_ROPE_BASE, 10000.0),
         windows=_gguf_windows(keys, layers),
         vocab_size=vocab_size,
         block_size=keys.whole("block_size", 1, _MOST_ROWS),
@@ -157,9 +156,9 @@ def _read_gguf(file: TensorFile, kind: str) -> Header:
         target_blocks=tuple(layer - 1 for layer in keys.wholes("target_layers", 1, _MOST_BLOCKS)),
         anchor_drafts=False,  # llama.cpp takes the key for DSpark's
         selector=_selector(keys, kind),
-        embedding_scale=keys.number("embedding_scale", 0, _LARGE, 1.0),
-        logit_scale=keys.number("logit_scale", 0, _LARGE, 1.0),
-        softcap=keys.number("final_logit_softcapping", 0, _LARGE) if keys.get("final_logit_softcapping") else 0.0,
+        embedding_scale=keys.number("embedding_scale", *_SCALE, 1.0),
+        logit_scale=keys.number("logit_scale", *_SCALE, 1.0),
+        softcap=_softcap(keys),
         target_layers=None,
         tokenizer_sha256=Keys(file, file.metadata).text("power.tokenizer_sha256"),
         has_offsets=False,
@@ -192,8 +191,8 @@ def _read_config(file: TensorFile, kind: str) -> Header:
         kv_heads=sizes.whole("num_key_value_heads", 1, heads, heads),
         head_dim=sizes.whole("head_dim", 1, _MOST, max(hidden // heads, 1)),
         ffn_size=sizes.whole("intermediate_size", 1, _MOST),
-        eps=sizes.number("rms_norm_eps", 0, 1),
-        rope_base=Keys(file, base).number("rope_theta", 0, _LARGE, 10000.0),
+        eps=sizes.number("rms_norm_eps", *_EPS),
+        rope_base=Keys(file, base).number("rope_theta", *_ROPE_BASE, 10000.0),
         windows=_config_windows(sizes, keys, layers),
         vocab_size=sizes.whole("vocab_size", 1, _MOST_IDS),
         block_size=keys.whole("block_size", 1, _MOST_ROWS),
@@ -201,13 +200,21 @@ def _read_config(file: TensorFile, kind: str) -> Header:
         target_blocks=_config_blocks(keys),
         anchor_drafts=keys.flag("sample_from_anchor", default="num_anchors" in config),  # DeepSpec's trainer
         selector=_selector(keys, kind),
-        embedding_scale=keys.number("input_embedding_scale", 0, _LARGE, 1.0),
-        logit_scale=keys.number("output_multiplier", 0, _LARGE, 1.0),
-        softcap=keys.number("final_logit_softcapping", 0, _LARGE) if keys.get("final_logit_softcapping") else 0.0,
-        target_layers=keys.whole("num_target_layers", 1, _MOST_BLOCKS) if keys.get("num_target_layers") else None,
+        embedding_scale=keys.number("input_embedding_scale", *_SCALE, 1.0),
+        logit_scale=keys.number("output_multiplier", *_SCALE, 1.0),
+        softcap=_softcap(keys),
+        target_layers=None
+        if keys.get("num_target_layers") is None
+        else keys.whole("num_target_layers", 1, _MOST_BLOCKS),
         tokenizer_sha256=keys.text("tokenizer_sha256"),
         has_offsets="speculators_model_type" in config,
     )
+
+
+def _softcap(keys: Keys) -> float:
+    """0 for none: some files say so, others leave the key out."""
+    key = "final_logit_softcapping"
+    return 0.0 if keys.get(key) is None or keys.is_zero(key) else keys.number(key, *_SCALE)
 
 
 def _selector(keys: Keys, kind: str) -> Selector | None:
@@ -243,6 +250,11 @@ def _check_sections(keys: Keys, head_dim: int) -> None:
 def _gguf_vocabulary(file: TensorFile, keys: Keys) -> int:
     """V by the key, or by the tokens the file carries; where both are there they agree."""
     tokens = file.metadata.get("tokenizer.ggml.tokens")
+    model = Keys(file, file.metadata).text("tokenizer.ggml.model")
+    if model is None or (model == "none") != (tokens is None):
+        what = "no tokenizer.ggml.tokens" if tokens is None else "tokenizer.ggml.tokens"
+        deny(file, f"tokenizer.ggml.model is {model!r:.40} and there are {what}", got=model,
+             expected='the model "none", or a whole tokenizer')  # fmt: skip
     count = len(tokens) if tokens is not None else None
     size = keys.whole("vocab_size", 1, _MOST_IDS, count)
     if count is not None and count != size:
@@ -251,7 +263,7 @@ def _gguf_vocabulary(file: TensorFile, keys: Keys) -> int:
 
 
 def _gguf_windows(keys: Keys, layers: int) -> tuple[int | None, ...]:
-    if not keys.get("attention.sliding_window"):
+    if keys.get("attention.sliding_window") is None or keys.is_zero("attention.sliding_window"):
         return (None,) * layers
     window = keys.whole("attention.sliding_window", 1, 1 << 31)
     value = keys.get("attention.sliding_window_pattern")
@@ -263,13 +275,13 @@ def _gguf_windows(keys: Keys, layers: int) -> tuple[int | None, ...]:
 
 
 def _config_windows(sizes: Keys, keys: Keys, layers: int) -> tuple[int | None, ...]:
-    if keys.get("use_swa"):
+    if keys.flag("use_swa", default=False):
         return (keys.whole("swa_window_size", 1, 1 << 31),) * layers
-    if not sizes.get("use_sliding_window"):
+    if not sizes.flag("use_sliding_window", default=False):
         return (None,) * layers
     types = sizes.get("layer_types")
-    if not isinstance(types, list) or len(types) != layers:
-        sizes.refuse("layer_types", types, f"{layers} entries")
+    if not isinstance(types, list) or len(types) != layers or any(kind not in _LAYER_TYPES for kind in types):
+        sizes.refuse("layer_types", types, f"{layers} entries, each " + " or ".join(_LAYER_TYPES))
     window = sizes.whole("sliding_window", 1, 1 << 31)
     return tuple(window if kind == "sliding_attention" else None for kind in types)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -51,12 +50,17 @@ class Keys:
         return value
 
     def number(self, key: str, low: float, high: float, default: float | None = None) -> float:
-        """A finite number above *low* and at most *high*; in GGUF of type f32."""
+        """A number from *low* to *high*; in GGUF of type f32."""
         value = self._value(key, default)
-        if type(value) not in (int, float) or not math.isfinite(value) or not low < value <= high:
-            self.refuse(key, value, f"a number above {low:g} and at most {high:g}")
+        if type(value) not in (int, float) or not low <= value <= high:  # NaN compares false, a bool is no number
+            self.refuse(key, value, f"a number from {low:g} to {high:g}")
         self._check_type(key, "f32")
         return float(value)
+
+    def is_zero(self, key: str) -> bool:
+        """Whether *key* holds the number 0, which some files write for "none"."""
+        value = self._value(key, None)
+        return type(value) in (int, float) and value == 0
 
     def flag(self, key: str, *, default: bool) -> bool:
         """True or false."""

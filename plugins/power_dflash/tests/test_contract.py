@@ -26,6 +26,16 @@ KINDS = (DFLASH_V1, DFLASH2)
 NAN = np.full(64, np.nan, np.float32)
 
 
+_NONE = (-1.0, float("nan"), float("inf"), 1e-30, 1e13)
+FLOATS = {
+    "attention.layer_norm_rms_epsilon": (0.0, 0.5, 1e9, *_NONE),
+    "rope.freq_base": (0.0, 1.0, *_NONE),
+    "embedding_scale": (0.0, 1e9, *_NONE),
+    "logit_scale": (0.0, 1e9, *_NONE),
+    "final_logit_softcapping": (1e9, *_NONE),
+}
+
+
 def refusal(path, kind, *, payload=False):
     """The error of checking *path* as *kind*."""
     contract = BlockContract(kind)
@@ -104,6 +114,13 @@ def test_no_kind_is_mistaken_for_another(make_gguf, published, tmp_path):
         ("embedding_length", 32, "has shape"),
         ("feed_forward_length", 64, "has shape"),
         ("hidden_activation", "gelu", "hidden_activation is 'gelu'"),
+        ("hidden_act", "silu", "hidden_act is unknown"),
+        ("pooling_type", 0, "pooling_type is unknown"),
+        ("rope.scaling.factor", 4.0, "rope.scaling.factor is 4.0"),
+        ("attention.causal", 0, "causal has type u32 (expected bool)"),
+        ("attention.sliding_window", "0", "sliding_window has type str (expected u32)"),
+        ("target_layers", [1.0, 3.0], "target_layers has type arr[f32]"),
+        *((key, value, f"{key} is") for key, values in FLOATS.items() for value in values),
     ],
 )
 @pytest.mark.parametrize("kind", KINDS)
@@ -186,7 +203,17 @@ def test_bad_values_are_found_when_the_payload_is_read(changes, found, make_gguf
         ({"dflash_config": {"target_layer_ids": [0, 3], "mask_token_id": 0, "selector_rank": 8}}, "selector_rank is 8"),
         ({"architectures": ["DFlash2DraftModel"]}, "says DFlash2 and has no selector"),
         ({"hidden_size": "64"}, "hidden_size is '64'"),
-        ({"rms_norm_eps": 0}, "rms_norm_eps is 0"),
+        *(({"rms_norm_eps": value}, "rms_norm_eps is") for value in (0, -1e-6, 1e-30, 1, 1e9, 10**400, "1e-6")),
+        *(({"rope_theta": value}, "rope_theta is") for value in (0, -1e4, 1.0, 1e13, True)),
+        *(({"output_multiplier": value}, "output_multiplier is") for value in (0, -1.0, 1e9, False)),
+        *(({"input_embedding_scale": value}, "input_embedding_scale is") for value in (0.0, 1e-30, 1e9)),
+        *(({"final_logit_softcapping": value}, "final_logit_softcapping is") for value in (-30.0, 1e9, "", [])),
+        ({"num_target_layers": 0}, "num_target_layers is 0"),
+        ({"use_sliding_window": "no"}, "use_sliding_window is 'no'"),
+        (
+            {"use_sliding_window": True, "sliding_window": 8, "layer_types": ["full_attention", "chunked_attention"]},
+            "layer_types",
+        ),
         ({"head_dim": 15}, "cannot rotate"),
     ],
 )
@@ -247,12 +274,15 @@ def test_tokens_in_the_file_must_be_the_targets(make_gguf):
     contract = BlockContract(DFLASH_V1)
     for changed, expectation in ((None, None), (17, "token 17 of the drafter's vocabulary is 'other'")):
         words = ["other" if i == changed else token for i, token in enumerate(tokens)]
-        file = open_tensors(make_gguf(DFLASH_V1, overrides={"tokenizer.ggml.tokens": words}))
+        keys = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": words}
+        file = open_tensors(make_gguf(DFLASH_V1, overrides=keys))
         if expectation is None:
             contract.check_target(file, contract.check(file), fake_target())
         else:
             with pytest.raises(ArtifactError, match=expectation):
                 contract.check_target(file, contract.check(file), fake_target())
+    for keys in ({"tokenizer.ggml.tokens": tokens}, {"tokenizer.ggml.model": "gpt2"}, {"tokenizer.ggml.model": None}):
+        assert "tokenizer.ggml.model is" in refusal(make_gguf(DFLASH_V1, overrides=keys), DFLASH_V1)
 
 
 VALUES = st.one_of(

@@ -30,7 +30,7 @@ conf_proj.bias              confidence_head.proj.bias                           
 d2t                         d2t                                                   Vd           I64; with Vd < V only
 ==========================  ====================================================  ===========  =======================
 
-Safetensors hold F32, F16 or BF16; names may begin with ``model.``; a ``t2d`` is ignored. ``d2t`` holds the target id of
+Safetensors hold F32, F16 or BF16; names may begin with ``model.``; a ``t2d`` is ignored there. ``d2t`` holds the target id of
 each output row, distinct; in files of the speculators library (``transformer_layer_config``, ``speculators_*`` or
 ``aux_hidden_state_layer_ids`` in the config) id - row instead. Rotary pairs are NeoX (first half with second half),
 so no matrix is permuted on conversion. A factored Markov head is exported multiplied out. Everything is optional that
@@ -39,9 +39,11 @@ says so, the rest must be there, and any other tensor is refused.
 GGUF keys: ``general.architecture`` "dflash"; under ``dflash.``: context_length, embedding_length, block_count,
 feed_forward_length, attention.head_count, attention.head_count_kv, attention.key_length = attention.value_length,
 attention.layer_norm_rms_epsilon, attention.causal false, rope.freq_base, vocab_size, block_size, target_layers
-(the block whose INPUT is read: output of block l is l + 1), sample_from_anchor, has_confidence_head;
+(the block whose INPUT is read: output of block l is l + 1), sample_from_anchor, has_confidence_head; any other key
+there is refused, but for a few that change nothing at the value they have;
 ``tokenizer.ggml.model`` "none" (or a whole tokenizer, compared with the target's) and
-``tokenizer.ggml.mask_token_id``. Integers are u32, the two switches bool.
+``tokenizer.ggml.mask_token_id``. Integers are u32, fractions f32, the two switches bool. An epsilon is 1e-12 to 0.1,
+a rotation base 2 to 1e12.
 
 config.json: architectures ["Qwen3DSparkModel"], hidden_size, intermediate_size, num_hidden_layers,
 num_attention_heads, num_key_value_heads, head_dim, rms_norm_eps, rope_theta (or rope_parameters.rope_theta),
@@ -171,7 +173,8 @@ def _check_table(file: TensorFile, header: Header) -> None:
         if info.shape != shape and not (file.format == "gguf" and (1, *info.shape) == shape):
             refuse(file.path, f"{info.name} has shape {info.shape}", got=info.shape, expected=str(shape))
         _check_type(file, name, info.dtype, info.name)
-    unknown = set(names) - set(expected) - UNUSED_TENSORS
+    # llama.cpp counts: a tensor too many is a file it does not load.
+    unknown = set(names) - set(expected) - (UNUSED_TENSORS if file.format != "gguf" else set())
     if unknown:
         name = min(unknown)
         refuse(file.path, f"the tensor {names[name]} is unknown", got=name, expected="the tensors of a DSpark drafter")

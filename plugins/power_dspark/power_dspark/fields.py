@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -58,13 +57,12 @@ class Fields:
             refuse(self._path, f"{self._prefix}{key} is of type {kind}", got=kind, expected="u32")
         return int(value)
 
-    def number(self, key: str, *, above: float, default: float = _MISSING) -> float:
-        """The finite number *key*, greater than *above*."""
-        value = self._get(key, default, f"a number above {above:g}")
-        if not (_is_whole(value) or isinstance(value, float | np.floating)) or not math.isfinite(value):
-            self._refuse(key, value, f"a finite number above {above:g}")
-        if not value > above:
-            self._refuse(key, value, f"a number above {above:g}")
+    def number(self, key: str, least: float, most: float) -> float:
+        """The number *key* within bounds."""
+        value = self._get(key, _MISSING, f"a number from {least:g} to {most:g}")
+        is_number = _is_whole(value) or isinstance(value, float | np.floating)
+        if not is_number or not least <= value <= most:  # NaN compares false
+            self._refuse(key, value, f"a number from {least:g} to {most:g}")
         return float(value)
 
     def flag(self, key: str, *, default: bool = _MISSING) -> bool:
@@ -88,7 +86,7 @@ class Fields:
 
     def neutral(self, key: str, *neutral: object) -> None:
         """Refuse *key* unless it is absent or one of *neutral*: it would change the drafter's arithmetic."""
-        if key in self and self._values[self._prefix + key] not in neutral:
+        if key in self and not any(_is_same(self._values[self._prefix + key], each) for each in neutral):
             expected = " or ".join(map(str, neutral)) or "a file without this key"
             fix = "use a drafter without it: neither executor of this plugin computes it"
             value = self._values[self._prefix + key]
@@ -108,6 +106,13 @@ class Fields:
 
 def _is_whole(value: object) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _is_same(value: object, neutral: object) -> bool:
+    """Equal and of one kind: true is not 1, and an array is nothing but itself."""
+    kinds = (bool | np.bool_, int | np.integer, float | np.floating, str)
+    of_one_kind = any(isinstance(value, kind) and isinstance(neutral, kind) for kind in kinds)
+    return of_one_kind and isinstance(value, bool | np.bool_) == isinstance(neutral, bool) and bool(value == neutral)
 
 
 def _short(value: object) -> str:

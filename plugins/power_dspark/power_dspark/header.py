@@ -10,12 +10,26 @@ from power_core.artifacts.tensors import TensorFile
 from power_dspark.fields import Fields, refuse
 from power_dspark.layout import Dims, canonical_name
 
-__all__ = ["MAX_BLOCK_SIZE", "MAX_LAYER", "Header", "Keys", "read_anchor_first", "read_dims", "tensor_names"]
+__all__ = [
+    "EPSILONS",
+    "MAX_BLOCK_SIZE",
+    "MAX_LAYER",
+    "ROPE_BASES",
+    "Header",
+    "Keys",
+    "read_anchor_first",
+    "read_dims",
+    "tensor_names",
+]
 
 MAX_BLOCK_SIZE = 256
 """Rows of one draft round; published drafters have 4 to 16."""
 MAX_LAYER = 2**16
 """More than any target's blocks: `check_target` knows the number."""
+EPSILONS = (1e-12, 0.1)
+"""Least and most of a norm's epsilon; published ones are 1e-12 to 1e-5."""
+ROPE_BASES = (2.0, 1e12)
+"""Least and most base of the rotation; published ones are 1e4 to 3.6e9."""
 _MAX_BLOCKS = 512  # LLAMA_MAX_LAYERS
 
 

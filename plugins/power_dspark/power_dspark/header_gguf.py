@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+
 from power_core.artifacts.gguf import GgufFile
+from power_core.artifacts.keys import check_keys
 from power_core.artifacts.tensors import TensorFile
 from power_dspark.fields import Fields, refuse
-from power_dspark.header import MAX_BLOCK_SIZE, MAX_LAYER, Header, Keys, read_anchor_first, read_dims
+from power_dspark.header import (
+    EPSILONS,
+    MAX_BLOCK_SIZE,
+    MAX_LAYER,
+    ROPE_BASES,
+    Header,
+    Keys,
+    read_anchor_first,
+    read_dims,
+)
 
 __all__ = ["read_gguf_header"]
 
@@ -18,23 +30,32 @@ _KEYS = Keys(
     blocks="block_count",
     confidence="has_confidence_head",
 )
-# Keys that change the arithmetic, with the values that leave it alone: llama.cpp would follow them, the torch
-# executor would not, and nothing here was measured with them.
-_NEUTRAL: dict[str, tuple[object, ...]] = {
-    "attention.causal": (False,),
-    "attention.sliding_window": (0,),
-    "attention.scale": (0.0,),
-    "attention.value_scale": (0.0,),
-    "embedding_scale": (0.0,),
-    "hidden_act": ("silu",),
-    "logit_scale": (0.0, 1.0),
-    "final_logit_softcapping": (0.0,),
-    "rope.scaling.type": ("none",),
-    "rope.scaling.factor": (0.0, 1.0),
-    "rope.scale_linear": (0.0, 1.0),
-    "rope.dimension_sections": (),
-    **dict.fromkeys(("hyper_connection_count", "expert_count", "expert_used_count", "nextn_predict_layers"), (0,)),
-    **dict.fromkeys(("selector_rank", "selector_top_k", "conv_kernel_size", "conv_group_size"), (0,)),
+_U32, _F32, _BOOL, _TEXT = (frozenset([kind]) for kind in ("u32", "f32", "bool", "str"))
+# Keys that are read, with the types that llama.cpp takes them in.
+_READ: Mapping[str, Collection[str]] = {
+    **dict.fromkeys(
+        ("context_length", "embedding_length", "block_count", "feed_forward_length", "vocab_size", "block_size",
+         "attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length",
+         "rope.dimension_count"),
+        _U32,
+    ),
+    **dict.fromkeys(("attention.layer_norm_rms_epsilon", "rope.freq_base"), _F32),
+    **dict.fromkeys(("sample_from_anchor", "has_confidence_head"), _BOOL),
+    "target_layers": ("arr[i32]", "arr[u32]"),
+}  # fmt: skip
+# Keys that change the arithmetic, with their types and the values that leave it alone: llama.cpp would follow them, the
+# torch executor would not, and nothing here was measured with them.
+_NEUTRAL: Mapping[str, tuple[Collection[str], tuple[object, ...]]] = {
+    "attention.causal": (_BOOL, (False,)),
+    "hidden_activation": (_TEXT, ("silu",)),
+    "rope.scaling.type": (_TEXT, ("none",)),
+    **dict.fromkeys(("logit_scale", "rope.scaling.factor", "rope.scale_linear"), (_F32, (0.0, 1.0))),
+    **dict.fromkeys(
+        ("attention.scale", "attention.value_scale", "embedding_scale", "final_logit_softcapping"), (_F32, (0.0,))
+    ),
+    **dict.fromkeys(
+        ("attention.sliding_window", "expert_count", "expert_used_count", "nextn_predict_layers"), (_U32, (0,))
+    ),
 }
 
 
@@ -46,7 +67,9 @@ def read_gguf_header(file: TensorFile) -> Header:
         ArtifactError: A key is missing, of the wrong type, out of range, or contradicts the tensor table.
     """
     fields = _fields(file, "dflash.")
-    for key, values in _NEUTRAL.items():
+    known = {**_READ, **{key: kinds for key, (kinds, _) in _NEUTRAL.items()}}
+    check_keys(file, "dflash.", known, plugin="dspark")
+    for key, (_, values) in _NEUTRAL.items():
         fields.neutral(key, *values)
     vocab = _vocab(file, fields)
     # llama.cpp numbers a block's input, this is the output of the block before it.
@@ -62,9 +85,10 @@ def read_gguf_header(file: TensorFile) -> Header:
         hidden_layers=tuple(i - 1 for i in inputs),
         block_size=block_size,
         sample_from_anchor=read_anchor_first(file, fields, block_size, default=True),
-        mask_id=_mask(file, fields, vocab),
-        epsilon=fields.number("attention.layer_norm_rms_epsilon", above=0.0),
-        rope_base=fields.number("rope.freq_base", above=0.0),
+        # Read from the file, because llama.cpp forgets it without a tokenizer.
+        mask_id=_fields(file, "tokenizer.ggml.").integer("mask_token_id", least=0, most=vocab - 1),
+        epsilon=fields.number("attention.layer_norm_rms_epsilon", *EPSILONS),
+        rope_base=fields.number("rope.freq_base", *ROPE_BASES),
         context=fields.integer("context_length"),
     )
 
@@ -77,24 +101,14 @@ def _fields(file: TensorFile, prefix: str) -> Fields:
 def _vocab(file: TensorFile, fields: Fields) -> int:
     """From `vocab_size` or the tokenizer's list; llama.cpp takes the list where there is one."""
     tokens = file.metadata.get("tokenizer.ggml.tokens")
+    model = file.metadata.get("tokenizer.ggml.model")
+    if not isinstance(model, str) or (model == "none") != (tokens is None):
+        there = "no tokens" if tokens is None else "tokens"
+        expected = 'tokenizer.ggml.tokens, or tokenizer.ggml.model "none"'
+        refuse(file.path, f"tokenizer.ggml.model is {model!r} and there are {there}", got=model, expected=expected)
     if tokens is None:
-        model = file.metadata.get("tokenizer.ggml.model")
-        if model != "none":
-            expected = 'tokenizer.ggml.tokens, or tokenizer.ggml.model "none"'
-            refuse(
-                file.path, f"tokenizer.ggml.model is {model!r} and there are no tokens", got=model, expected=expected
-            )
         return fields.integer("vocab_size", least=2)
     stated = fields.integer("vocab_size", least=2, default=len(tokens))
     if stated != len(tokens):
         refuse(file.path, f"dflash.vocab_size is {stated}", got=stated, expected=f"{len(tokens)}, one a token")
     return stated
-
-
-def _mask(file: TensorFile, fields: Fields, vocab: int) -> int:
-    """`tokenizer.ggml.mask_token_id`; read from the file, because llama.cpp forgets it without a tokenizer."""
-    mask = _fields(file, "tokenizer.ggml.").integer("mask_token_id", least=0, most=vocab - 1)
-    other = fields.integer("mask_token_id", least=0, most=vocab - 1, default=mask)
-    if other != mask:
-        refuse(file.path, f"dflash.mask_token_id is {other}", got=other, expected=f"{mask}, as under tokenizer.ggml")
-    return mask

@@ -7,7 +7,16 @@ from typing import Any
 
 from power_core.artifacts.tensors import TensorFile
 from power_dspark.fields import Fields, refuse
-from power_dspark.header import MAX_BLOCK_SIZE, MAX_LAYER, Header, Keys, read_anchor_first, read_dims
+from power_dspark.header import (
+    EPSILONS,
+    MAX_BLOCK_SIZE,
+    MAX_LAYER,
+    ROPE_BASES,
+    Header,
+    Keys,
+    read_anchor_first,
+    read_dims,
+)
 from power_dspark.layout import Dims
 
 __all__ = ["ARCHITECTURES", "is_speculators", "read_published_header"]
@@ -50,7 +59,7 @@ def read_published_header(file: TensorFile) -> Header:
     for key, values in _NEUTRAL.items():
         fields.neutral(key, *values)
     kinds = config.get("layer_types")
-    if kinds and any(kind != "full_attention" for kind in kinds):
+    if kinds is not None and (not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds)):
         refuse(file.path, f"layer_types is {kinds!r:.60}", got=kinds, expected="full_attention only")
     layers = _layers(fields)
     vocab, block_size = fields.integer("vocab_size", least=2), fields.integer("block_size", most=MAX_BLOCK_SIZE)
@@ -65,7 +74,7 @@ def read_published_header(file: TensorFile) -> Header:
         block_size=block_size,
         sample_from_anchor=read_anchor_first(file, fields, block_size, default=not is_speculators(config)),
         mask_id=fields.integer("mask_token_id", least=0, most=vocab - 1),
-        epsilon=fields.number("rms_norm_eps", above=0.0),
+        epsilon=fields.number("rms_norm_eps", *EPSILONS),
         rope_base=_rope_base(file, config),
         context=fields.integer("max_position_embeddings"),
     )
@@ -117,4 +126,4 @@ def _rope_base(file: TensorFile, config: Mapping[str, Any]) -> float:
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind != "default":
         refuse(file.path, f"the rope scaling is {kind!r:.60}", got=kind, expected="default: none")
-    return Fields(file.path, {**scaling, **config}).number("rope_theta", above=0.0)
+    return Fields(file.path, {**scaling, **config}).number("rope_theta", *ROPE_BASES)

@@ -78,7 +78,7 @@ from power_core.artifacts.gguf import TENSOR_TYPES
 from power_core.target import TargetModel
 from power_mtp import nextn_file
 from power_mtp.layout import GGUF_KEYS, KIND, MODEL_TYPE_KEYS, TENSORS, HeadShape, tensor_name
-from power_mtp.metadata import PLUGIN, Metadata
+from power_mtp.metadata import EPSILONS, PLUGIN, ROPE_BASES, Metadata
 
 __all__ = ["MtpHeadContract", "head_shape"]
 
@@ -177,8 +177,8 @@ def head_shape(file: TensorFile) -> HeadShape:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        eps=keys.real("rms_norm_eps", 0.0, 0.1),
-        rope_theta=keys.real("rope_theta", 1.0, 1e12),
+        eps=keys.real("rms_norm_eps", *EPSILONS),
+        rope_theta=keys.real("rope_theta", *ROPE_BASES),
         vocab=vocab,
         draft_vocab=_draft_vocab(file, has, vocab),
         target_layers=layers,

@@ -11,9 +11,13 @@ import numpy as np
 from power_core.artifacts import TensorFile
 from power_core.artifacts.files import refuse
 
-__all__ = ["Metadata"]
+__all__ = ["EPSILONS", "ROPE_BASES", "Metadata"]
 
 PLUGIN = "mtp"
+EPSILONS = (1e-12, 0.1)
+"""Least and most of a norm's epsilon; published ones are 1e-12 to 1e-5."""
+ROPE_BASES = (2.0, 1e12)
+"""Least and most base of the rotation; published ones are 1e4 to 3.6e9."""
 
 
 class Metadata:
@@ -49,12 +53,12 @@ class Metadata:
             self._refuse(key, value, f"a whole number from {low} to {high}")
         return number
 
-    def real(self, key: str, above: float, most: float) -> float:
-        """A finite number over *above*, at most *most*."""
+    def real(self, key: str, low: float, high: float) -> float:
+        """A number from *low* to *high*."""
         value = self.get(key)
         number = _as_real(value)
-        if not above < number <= most:  # NaN compares false
-            self._refuse(key, value, f"a number over {above:g}, at most {most:g}")
+        if not low <= number <= high:  # NaN compares false
+            self._refuse(key, value, f"a number from {low:g} to {high:g}")
         return number
 
     def wholes(self, key: str, low: int, high: int, *, longest: int) -> tuple[int, ...]:

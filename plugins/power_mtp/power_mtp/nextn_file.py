@@ -23,8 +23,9 @@ import numpy as np
 from power_core.artifacts import ArtifactFacts, TensorFile
 from power_core.artifacts.files import refuse
 from power_core.artifacts.gguf import TENSOR_TYPES
+from power_core.artifacts.keys import check_keys
 from power_core.types import TargetIdentity
-from power_mtp.metadata import PLUGIN, Metadata
+from power_mtp.metadata import EPSILONS, PLUGIN, ROPE_BASES, Metadata
 
 __all__ = ["ARCHITECTURE", "check", "check_architecture", "matches"]
 
@@ -33,6 +34,23 @@ TARGET_LAYERS = "mtp-head.target_layer_ids"
 _LARGEST = 2**20
 _WEIGHTS = frozenset(kind.name for kind in TENSOR_TYPES.values() if kind.weight)
 _NORM_TYPES = frozenset({"F32"})  # llama.cpp's norm kernels take no other
+# 0, or absent: the layer's graph has none of them.
+_DENSE = ("expert_count", "expert_used_count", "expert_group_count", "attention.sliding_window")
+# Types that llama.cpp takes the keys in. A file has more: those of the trunk it does not hold.
+_KEY_TYPES = {
+    **dict.fromkeys(
+        ("nextn_predict_layers", "block_count", "embedding_length", "feed_forward_length", "context_length",
+         "full_attention_interval", "attention.head_count", "attention.head_count_kv", "attention.key_length",
+         "attention.value_length", "rope.dimension_count", "ssm.state_size", "ssm.time_step_rank", "ssm.conv_kernel",
+         "ssm.inner_size", "ssm.group_count"),
+        frozenset({"u32"}),
+    ),
+    **dict.fromkeys(("attention.layer_norm_rms_epsilon", "rope.freq_base"), frozenset({"f32"})),
+    "rope.dimension_sections": frozenset({"arr[i32]", "arr[u32]"}),
+    "rope.scaling.type": frozenset({"str"}),
+    **dict.fromkeys(_DENSE, frozenset({"u32"})),
+}  # fmt: skip
+_ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 
 
 def matches(file: TensorFile) -> bool:
@@ -52,6 +70,11 @@ def check(file: TensorFile) -> ArtifactFacts:
         ArtifactError: The first thing found wrong.
     """
     keys = Metadata(file, f"{ARCHITECTURE}.")
+    check_keys(file, f"{ARCHITECTURE}.", _KEY_TYPES, plugin=PLUGIN, others=True)
+    for key in _DENSE:
+        keys.whole(key, 0, 0, default=0)
+    if keys.text("rope.scaling.type") not in (None, *_ROPE_SCALINGS):
+        keys.refuse("rope.scaling.type", " or ".join(_ROPE_SCALINGS))
     keys.whole("nextn_predict_layers", 1, 1)  # its graph asserts that it is one
     block = keys.whole("block_count", 2, 512) - 1
     hidden = keys.whole("embedding_length", 1, _LARGEST)
@@ -102,11 +125,11 @@ def _vocab(file: TensorFile, hidden: int) -> int:
 
 def _check_constants(keys: Metadata) -> None:
     """What llama.cpp divides by, asserts on, or takes as it comes."""
-    keys.real("attention.layer_norm_rms_epsilon", 0.0, 0.1)
+    keys.real("attention.layer_norm_rms_epsilon", *EPSILONS)
     keys.whole("context_length", 1, 2**31 - 1)
     keys.whole("full_attention_interval", 1, _LARGEST, default=4)
     if keys.get("rope.freq_base") is not None:
-        keys.real("rope.freq_base", 1.0, 1e12)
+        keys.real("rope.freq_base", *ROPE_BASES)
     _check_rope(keys)
     state = keys.whole("ssm.state_size", 1, _LARGEST)
     heads = keys.whole("ssm.time_step_rank", 1, _LARGEST)
