@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from power_torch.hparams import HyperParameters
 
@@ -72,6 +73,24 @@ class KvCache:
     def rows(self, seq: int, position: int, count: int) -> torch.Tensor:
         """[count, layers * 2 * kv_heads * head_dim]: a copy of what *count* rows left behind."""
         return self._data[:, seq, :, position : position + count].permute(2, 0, 1, 3).reshape(count, -1)
+
+    def copy_out(self, seq: int, length: int) -> NDArray[np.float32]:
+        """float32[layers, 2 * kv_heads, length, head_dim]: the first *length* rows of *seq*, in main memory."""
+        rows = self._data[:, seq, :, :length].clone(memory_format=torch.contiguous_format)
+        copy: NDArray[np.float32] = rows.cpu().numpy()
+        return copy
+
+    def accepts(self, rows: NDArray[np.float32]) -> bool:
+        """Whether *rows* have the shape that `copy_out` gives."""
+        layers, _, heads, context, width = self._data.shape
+        return (
+            rows.ndim == 4 and (*rows.shape[:2], rows.shape[3]) == (layers, heads, width) and rows.shape[2] <= context
+        )
+
+    def copy_in(self, seq: int, rows: NDArray[np.float32]) -> None:
+        """Make *rows*, as `copy_out` gives them, the first ones of *seq*."""
+        writable = np.require(rows, requirements="W")  # torch warns of memory that is not, as that of a file's bytes
+        self._data[:, seq, :, : rows.shape[2]] = torch.from_numpy(writable).to(self._data.device)
 
     def views(self, seq: int, span: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """For each layer the first *span* keys, [kv_heads, head_dim, span], and values, [kv_heads, span, head_dim]."""

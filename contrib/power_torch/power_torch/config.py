@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from attrs import field, frozen
@@ -50,8 +51,10 @@ class TorchConfig:
         dtype: `auto`, `bf16` or `fp32`.
         device: `cpu`, `cuda` or `cuda:N`.
         prefill_rows: Prompt rows of one forward.
+        probe_cache_dir: Where probe results are kept; the user's cache directory by default.
     """
 
     dtype: Precision = field(default=Precision.AUTO, converter=Precision)
     device: str = field(default="cpu", validator=_device)
     prefill_rows: int = field(default=128, validator=_rows)
+    probe_cache_dir: Path | None = None

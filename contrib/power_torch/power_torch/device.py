@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import platform
 
 import torch
 
 from power_core.errors import ConfigError
+from power_core.host import processor
 from power_torch.config import Precision
 
-__all__ = ["compute_dtype", "find_device", "hardware"]
+__all__ = ["compute_dtype", "find_device", "hardware", "kernels_digest"]
+
+# Variables by which torch's libraries are told to use other kernels.
+_SWITCHES = ("ATEN_", "CUBLAS_", "DNNL_", "MKL_", "NVIDIA_TF32_OVERRIDE", "ONEDNN_", "TORCH_ALLOW_TF32")
 
 
 def find_device(name: str) -> torch.device:
@@ -56,6 +62,20 @@ def hardware(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+
+
+def kernels_digest(device: torch.device) -> str:
+    """Of everything but threads and sizes that can change a kernel: build, processor, device, switches."""
+    facts = [
+        torch.__config__.show(),
+        processor(),
+        torch.get_float32_matmul_precision(),
+        torch.are_deterministic_algorithms_enabled(),
+        sorted((name, value) for name, value in os.environ.items() if name.startswith(_SWITCHES)),
+    ]
+    if device.type == "cuda":
+        facts += [torch.version.cuda, torch.cuda.get_device_capability(device)]
+    return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
 def _cpu_has_bf16() -> bool:

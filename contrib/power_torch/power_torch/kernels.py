@@ -10,6 +10,7 @@ made-up matrices of the model's shapes stand for its own.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 
 import torch
 from attrs import field, frozen
@@ -58,10 +59,13 @@ class KernelProbe:
     """
 
     def __init__(self, hparams: HyperParameters, dtype: torch.dtype, device: torch.device, most: int) -> None:
+        self._shapes = sorted({*_shapes(hparams)})
+        self._settings = most, dtype, device
+
+    @cached_property
+    def _cases(self) -> list[_Case]:
         generator = torch.Generator().manual_seed(0)
-        self._cases = [
-            _case(outputs, inputs, most, dtype, device, generator) for outputs, inputs in sorted({*_shapes(hparams)})
-        ]
+        return [_case(outputs, inputs, *self._settings, generator) for outputs, inputs in self._shapes]
 
     def agree(self, width: int, other: int) -> bool:
         """Whether forwards of both row counts add in one order, at every index of a row."""

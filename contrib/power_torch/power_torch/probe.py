@@ -25,7 +25,7 @@ from power_torch.kernels import KernelProbe
 from power_torch.network import Network
 from power_torch.step import Chain, Step, make_step
 
-__all__ = ["PROMPT_ROWS", "measure"]
+__all__ = ["PROMPT_ROWS", "fingerprint", "measure"]
 
 PROMPT_ROWS = 8
 """Rows that the probe puts before those it compares."""
@@ -76,6 +76,20 @@ def measure(
             **facts,
         },
     )
+
+
+def fingerprint(network: Network, cache: KvCache, widths: Iterable[int]) -> dict[str, JSON]:
+    """
+    Digests of a few forwards: where they are those of another time, so are the kernels.
+
+    Args:
+        network: The model.
+        cache: As of `measure`, its spans as they were cut down then.
+        widths: Row counts of the forwards.
+    """
+    most = max(widths := sorted(widths))
+    probe = _Probe(network, cache, KernelProbe(network.hparams, network.dtype, network.device, most))
+    return {str(width): probe.digest(width) for width in widths}
 
 
 def _ladder(least: int, most: int) -> list[int]:

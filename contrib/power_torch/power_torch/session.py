@@ -19,6 +19,7 @@ from power_core.types import Capability, SeqId
 from power_torch.cache import KvCache
 from power_torch.network import Network
 from power_torch.plan import read_chains, refusal
+from power_torch.prefix import TorchPrefixStore
 from power_torch.rows import TorchRows
 from power_torch.step import Chain, make_step
 
@@ -96,6 +97,40 @@ class TorchSession:
         self._threads = threads
         self._sequences: dict[SeqId, _Sequence] = {}
         self._forwards = 0  # number of the newest forward, never reused
+
+    # Copies
+
+    def prefix_store(self) -> TorchPrefixStore:
+        """Copies of sequences for the prompt cache; any prefix of one can be loaded."""
+        return TorchPrefixStore(self)
+
+    def export_rows(self, seq: SeqId) -> NDArray[np.float32]:
+        """float32[layers, 2 * kv_heads, positions, head_dim]: keys and values of *seq*; a private copy."""
+        _, cache = self._parts()
+        return cache.copy_out(seq, self._state(seq).length)
+
+    def can_import(self, rows: NDArray[np.float32]) -> bool:
+        """Whether *rows* have the shape that `export_rows` gives, and no more positions than a sequence holds."""
+        _, cache = self._parts()
+        return cache.accepts(rows) and rows.shape[2] <= self.context_size
+
+    def import_rows(self, seq: SeqId, rows: NDArray[np.float32]) -> None:
+        """
+        Give *seq*, which is open and empty, exported rows.
+
+        Raises:
+            BackendError: *seq* is not empty, or the rows are another model's; nothing has changed.
+        """
+        _, cache = self._parts()
+        state = self._state(seq)
+        if state.length:
+            raise refusal(f"sequence {seq} holds {state.length} positions", state.length, "an empty sequence")
+        if not self.can_import(rows):
+            raise BackendError("these rows do not fit this model and context", plugin=PLUGIN, got=rows.shape)
+        cache.copy_in(seq, rows)
+        self._forwards += 1  # a number of its own: no checkpoint of other rows fits these
+        state.length = rows.shape[2]
+        state.writers[: state.length] = self._forwards
 
     # Sequences
 

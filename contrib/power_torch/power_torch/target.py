@@ -9,28 +9,28 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from attrs import evolve
 from numpy.typing import NDArray
 
 from power_core.errors import BackendError, CapabilityError, ConfigError
-from power_core.shapes import ShapeProfile
 from power_core.target import SessionOptions
 from power_core.types import JSON
 from power_torch.cache import KvCache
 from power_torch.config import TorchConfig
-from power_torch.device import compute_dtype, find_device, hardware
+from power_torch.device import compute_dtype, find_device, hardware, kernels_digest
 from power_torch.linear import has_packed_kernels
 from power_torch.modelfile import ModelFile, looks_like_model, open_model
 from power_torch.network import Network, PreparedWeights
-from power_torch.probe import PROMPT_ROWS, measure
+from power_torch.probe import PROMPT_ROWS
+from power_torch.profiles import profile_of
 from power_torch.session import TorchSession, use_threads
+from power_torch.sizes import session_bytes, weight_bytes
 from power_torch.weights import ModelWeights
 
 __all__ = ["TorchBackend", "TorchModel"]
 
 PLUGIN = "torch"
 _DEFAULT_CONTEXT = 4096
-# What was measured in this process: kernels do not change while it runs.
-_PROFILES: dict[tuple[JSON, ...], tuple[ShapeProfile, tuple[int, ...]]] = {}
 _MOST_SEQUENCES, _MOST_ROWS, _MOST_THREADS = 256, 1024, 512
 
 
@@ -92,7 +92,7 @@ class TorchModel:
 
     def open_session(self, options: SessionOptions) -> TorchSession:
         """
-        Allocate state and measure the session's profile: once in a process for each set of options.
+        Allocate state and measure the session's profile, or take it from those measured before.
 
         Raises:
             ArtifactError: The weights are incomplete or damaged.
@@ -102,29 +102,23 @@ class TorchModel:
         """
         context = self._checked(options)
         use_threads(options.threads)
-        weights = self._weights()
-        prefill_rows = max(self._config.prefill_rows, options.max_rows)
-        positions = max(context, PROMPT_ROWS + prefill_rows)  # the probe's rows must fit as well
+        positions, prefill_rows = self._room(context, options)
+        hparams = self._file.hparams
         try:
-            if self._prepared is None:
-                self._prepared = PreparedWeights.of(weights, self._device)
-            network = Network(weights.hparams, self._prepared, positions, options.hidden_layers)
-            cache = KvCache(weights.hparams, options.max_sequences, positions, self._device)
+            weights = self._prepare()
+            network = Network(hparams, weights, positions, options.hidden_layers)
+            cache = KvCache(hparams, options.max_sequences, positions, self._device)
         except (RuntimeError, MemoryError) as exc:
             raise BackendError(f"torch cannot provide the session: {exc}", plugin=PLUGIN, fix="lower ctx") from exc
-        facts = self._numeric_facts()
-        key = (*facts.values(), cache.spans, options.max_sequences, options.max_rows, prefill_rows)
-        if key not in _PROFILES:
-            profile = measure(
-                network,
-                cache,
-                max_rows=options.max_rows,
-                prefill_rows=prefill_rows,
-                sequences=options.max_sequences,
-                facts=facts,
-            )
-            _PROFILES[key] = profile, cache.spans
-        profile, cache.spans = _PROFILES[key]
+        profile = profile_of(
+            network,
+            cache,
+            max_rows=options.max_rows,
+            prefill_rows=prefill_rows,
+            sequences=options.max_sequences,
+            facts=self._numeric_facts(),
+            folder=self._config.probe_cache_dir,
+        )
         session = TorchSession(
             network,
             cache,
@@ -135,6 +129,26 @@ class TorchModel:
         )
         self._sessions.add(session)
         return session
+
+    def session_bytes(self, options: SessionOptions) -> int:
+        """
+        The most bytes a session of *options* can take, from the file's header.
+
+        Before the first session that includes what the weights take beyond the bytes of their file: they
+        are computed with in another type, and laid out anew.
+
+        Raises:
+            BackendError, CapabilityError, ConfigError: As `open_session`.
+        """
+        positions, prefill_rows = self._room(self._checked(options), options)
+        hparams = self._file.hparams
+        more = 0 if self._prepared is not None else max(weight_bytes(hparams, self.dtype) - self._file.nbytes, 0)
+        return more + session_bytes(hparams, options, positions=positions, prefill_rows=prefill_rows, dtype=self.dtype)
+
+    def _room(self, context: int, options: SessionOptions) -> tuple[int, int]:
+        """Cache rows of a sequence, and rows of the widest forward."""
+        prefill_rows = max(self._config.prefill_rows, options.max_rows)
+        return max(context, PROMPT_ROWS + prefill_rows), prefill_rows  # the probe's rows must fit as well
 
     def _checked(self, options: SessionOptions) -> int:
         """The context size, once every option is within bounds."""
@@ -176,12 +190,20 @@ class TorchModel:
             self._loaded = self._file.load(self.dtype)
         return self._loaded
 
+    def _prepare(self) -> PreparedWeights:
+        if self._prepared is None:
+            weights = self._weights()
+            self._prepared = PreparedWeights.of(weights, self._device)
+            self._loaded = evolve(weights, blocks=())  # embedding and output are all that is asked for from now on
+        return self._prepared
+
     def _numeric_facts(self) -> dict[str, JSON]:
         """What decides a row's bits, beside the row counts that are measured."""
         return {
             "file_sha256": self.identity.file_sha256,
             "torch": torch.__version__,
             "hardware": hardware(self._device),
+            "kernels": kernels_digest(self._device),
             "dtype": str(self.dtype).removeprefix("torch."),
             "threads": torch.get_num_threads(),
             "packed_kernels": self._device.type == "cpu" and has_packed_kernels(),

@@ -31,6 +31,14 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What other runs measured is not this run's, and what tests spoil is nobody else's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("POWER_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 def tiny_qwen3(path: Path, *, layers: int = 2, seed: int = 0) -> Path:
     """A random model of architecture `qwen3`: norms over each head, and heads wider than their share."""
     head = 2 * HIDDEN // HEADS

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from power_torch import linear, network, target
+from power_torch import linear, network, profiles
 from power_torch.cache import spans_of
 
 from power_core.shapes import ExactnessLevel
@@ -77,28 +78,15 @@ def by_companion(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     ],
 )
 def test_kernels_that_do_not_agree_are_found(
-    spoil: Spoil, level: ExactnessLevel, model: Any, open_session: Any, monkeypatch: pytest.MonkeyPatch
+    spoil: Spoil, level: ExactnessLevel, model: Any, open_session: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A width of its own is left out; rows that depend on their index or companions leave nothing to promise."""
     monkeypatch.setattr(network, "make_linear", spoilt(spoil))
-    monkeypatch.setattr(target, "_PROFILES", {})
-    profile = open_session(model("llama"), max_sequences=2).profile
+    monkeypatch.setattr(profiles, "_KNOWN", {})
+    profile = open_session(model("llama", probe_cache_dir=tmp_path), max_sequences=2).profile
     assert profile.level is level
     assert min(profile.decode.widths) >= (4 if level is ExactnessLevel.PADDED else 8)
     assert not profile.mixable or level is ExactnessLevel.PADDED
-
-
-def test_one_measurement_serves_every_session_of_its_kind(
-    model: Any, open_session: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A second session with the same options is not measured, in another model of the file; one with others is."""
-    calls: list[int] = []
-    measure = target.measure
-    monkeypatch.setattr(target, "_PROFILES", {})
-    monkeypatch.setattr(target, "measure", lambda *a, **k: calls.append(k["max_rows"]) or measure(*a, **k))
-    profiles = [open_session(model("llama"), max_rows=rows).profile for rows in (4, 4, 6)]
-    assert calls == [4, 6]
-    assert profiles[0] is profiles[1]
 
 
 def test_spans_grow_with_the_context() -> None:
