@@ -2,14 +2,18 @@
 Mutation testing of what must not be wrong: transaction, sampler and scheduler.
 
     pip install cosmic-ray
-    python bench/mutation.py --minutes 10 --seed 1 [MODULE ...]
+    python bench/mutation.py --most 200 --seed 1 [MODULE ...]
 
-Works on a copy of the working tree. Takes the mutants in an order that the seed decides, runs the tests of the mutant's
-module until one fails, and prints a diff of each mutant that survived. Mutants of annotations and docstrings alone are
-left out: they change nothing that runs. What survives, and why it may, is in bench/mutation.md.
+Works on a copy of the working tree and prints a diff of each mutant that survived, then a table: mutants, tried,
+killed. What survives, and why it may, is in bench/mutation.md. Mutants of annotations and docstrings are left out:
+they change nothing that runs.
 
-Each mutant is tried in a fork of one process that has imported everything but Power, which saves most of the time;
-the bound on a mutant that hangs is on processor time, so that a busy machine kills none.
+One pytest session collects all tests and runs each once, to learn which lines it reaches and how long it takes. Then
+each mutant gets a fork of that session, where the changed functions take on their new code and the tests that reach
+the changed statement run, the quickest first, until one fails. Property tests draw few examples there. What is
+changed at import (constants, defaults, decorators) needs a fork that imports everything anew, and with `--confirm`
+so does each survivor, with the examples of an ordinary run. Bounds are on processor time, so that a busy machine
+kills no mutant; one that waits for ever is found by using none.
 """
 
 from __future__ import annotations
@@ -17,18 +21,27 @@ from __future__ import annotations
 import argparse
 import ast
 import difflib
+import gc
+import inspect
 import os
 import random
 import resource
+import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Sequence
-from importlib import import_module
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from itertools import zip_longest
 from pathlib import Path
+from types import CodeType, FrameType, FunctionType
+from typing import Any
 
+import hypothesis
 import pytest
 from attrs import frozen
 from cosmic_ray.ast import ast_nodes, get_ast
@@ -36,128 +49,319 @@ from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
 
 ROOT = Path(__file__).resolve().parents[1]
-SCHEDULER = [
-    "tests/scheduler",
-    *(f"tests/engine/test_{name}.py" for name in ["exhaustive", "rollback", "ends", "batch", "faults"]),
+ENGINE = [
+    "batch",
+    "ends",
+    "exhaustive",
+    "faults",
+    "parity",
+    "policies",
+    "reuse",
+    "rollback",
+    "runtime",
+    "serving",
+    "widths",
 ]
 TESTS = {
     "power_core/transaction.py": ["tests/test_transaction.py"],
-    "power_core/sampling": ["tests/test_sampling.py"],
-    "power_core/scheduler": SCHEDULER,
+    "power_core/sampling": [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("tests/test_sampling*.py"))],
+    "power_core/scheduler": ["tests/scheduler", *(f"tests/engine/test_{name}.py" for name in ENGINE)],
 }
-PRELOADED = ["attrs", "click", "hypothesis", "hypothesis.strategies", "numpy", "pluggy", "structlog", "unittest.mock"]
+PARAMETERS = 4  # of a test: where there are more, they are evenly chosen
+OUT = os.fdopen(os.dup(1), "w", buffering=1)  # what pytest prints goes nowhere
+Key = tuple[str, int]  # a function: its qualified name and its first line
+IDLE_S = 10.0  # without any processor time: it waits for what never comes
 
 
 @frozen
 class Mutant:
-    """A change to be made to a file: the *occurrence*-th that *operator* finds."""
+    """A change of a file: the *occurrence*-th that *operator* finds."""
 
-    file: Path
+    file: str
     operator: str
     occurrence: int
-    tests: tuple[str, ...]
 
-    def code(self, root: Path) -> str | None:
-        """The file's code after the change, or None where nothing that runs is another."""
-        code = (root / self.file).read_text(encoding="utf-8")
-        changed = mutate_code(code, get_operator(self.operator)(), self.occurrence)
-        return None if changed is None or running(changed) == running(code) else changed
+    def text(self, original: str) -> str:
+        """The file after the change."""
+        return mutate_code(original, get_operator(self.operator)(), self.occurrence) or original
 
-
-def mutants(root: Path, file: Path, tests: Sequence[str]) -> Iterator[Mutant]:
-    """Every change of *file*; making them all takes long, counting them does not."""
-    nodes = list(ast_nodes(get_ast((root / file).read_text(encoding="utf-8"))))
-    for name in sorted(operator_names()):
-        if get_operator(name).arguments():  # it would have to be told what to look for
-            continue
-        operator = get_operator(name)()
-        count = sum(len(list(operator.mutation_positions(node))) for node in nodes)
-        yield from (Mutant(file, name, occurrence, tuple(tests)) for occurrence in range(count))
+    def diff(self, original: str) -> str:
+        """The change with one line of context."""
+        name, lines = f"{self.operator} {self.occurrence}", original.splitlines()
+        return "\n".join(
+            difflib.unified_diff(lines, self.text(original).splitlines(), self.file, name, n=1, lineterm="")
+        )
 
 
-def running(code: str) -> str:
-    """The syntax tree without what does not run; the code itself where it has none."""
-    try:
-        tree = ast.parse(code)
-    except SyntaxError:
-        return code
+@frozen
+class Module:
+    """A file as it is, and what it does: at import, and in each function by name and line."""
+
+    path: Path
+    text: str
+    at_import: object
+    functions: dict[Key, CodeType]
+
+    @classmethod
+    def of(cls, path: Path, text: str) -> Module:
+        """The module that *text* makes at *path*."""
+        functions: dict[Key, CodeType] = {}
+        code = compile(running(ast.parse(text)), str(path), "exec", dont_inherit=True)
+        return cls(path, text, import_effect(code, functions), functions)
+
+    def differs(self, other: Module) -> bool:
+        """Whether *other* does anything else at import."""
+        return self.at_import != other.at_import or self.functions.keys() != other.functions.keys()
+
+    def changed(self, other: Module) -> set[Key]:
+        """Functions that do something else in *other*."""
+        common = self.functions.keys() & other.functions.keys()
+        return {key for key in common if effect(self.functions[key]) != effect(other.functions[key])}
+
+
+def running(tree: ast.Module) -> ast.Module:
+    """*tree* without annotations and docstrings."""
     for node in ast.walk(tree):
         if isinstance(node, ast.arg):
             node.annotation = None
         elif isinstance(node, ast.FunctionDef):
             node.returns = None
         elif isinstance(node, ast.AnnAssign):
-            node.annotation = ast.Name("object")
+            node.annotation = ast.copy_location(ast.Name("object", ast.Load()), node.annotation)
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
-            node.body[0] = ast.Pass()
-    return ast.dump(tree)
+            node.body[0] = ast.copy_location(ast.Expr(ast.copy_location(ast.Constant(""), node.body[0])), node.body[0])
+    return tree
 
 
-def is_killed(root: Path, mutant: Mutant, code: str, seconds: int) -> bool:
-    """Whether a test fails, or takes more than *seconds* of processor time, with the mutant in place."""
-    path = root / mutant.file
-    original = path.read_text(encoding="utf-8")
-    path.write_text(code, encoding="utf-8")
-    try:
-        return not passes(root, mutant.tests, seconds)
-    finally:
-        path.write_text(original, encoding="utf-8")
+def import_effect(code: CodeType, functions: dict[Key, CodeType]) -> object:
+    """What the body of a module or a class does; the functions it makes go into *functions*."""
+    parts: list[object] = [code.co_code, code.co_names]
+    for const in code.co_consts:
+        if not isinstance(const, CodeType):
+            parts.append(repr(const))
+        elif const.co_flags & inspect.CO_OPTIMIZED:
+            functions[const.co_qualname, const.co_firstlineno] = const
+            parts.append(const.co_qualname)
+        else:
+            parts.append(import_effect(const, functions))
+    return parts
 
 
-def passes(root: Path, tests: Sequence[str], seconds: int) -> bool:
-    """Run *tests* of the copy in a fork of this process."""
+def effect(code: CodeType) -> object:
+    """All of a function that decides what it does, with those inside it."""
+    consts = [effect(const) if isinstance(const, CodeType) else repr(const) for const in code.co_consts]
+    return code.co_code, code.co_names, code.co_varnames, code.co_freevars, consts
+
+
+def mutants(text: str, file: str) -> Iterator[Mutant]:
+    """Every change of *file*."""
+    nodes = list(ast_nodes(get_ast(text)))
+    for name in sorted(operator_names()):
+        if get_operator(name).arguments():  # it would have to be told what to look for
+            continue
+        operator = get_operator(name)()
+        count = sum(len(list(operator.mutation_positions(node))) for node in nodes)
+        yield from (Mutant(file, name, occurrence) for occurrence in range(count))
+
+
+def statement_lines(text: str, changed: Iterable[int]) -> set[int]:
+    """The lines of the statements that *changed* lines are of; of a compound statement those of its head."""
+    statements = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt)]
+    lines = set(changed)
+    for line in tuple(lines):
+        around = [node for node in statements if node.lineno <= line <= (node.end_lineno or node.lineno)]
+        if around:
+            node = max(around, key=lambda node: node.lineno)
+            body = getattr(node, "body", None)
+            lines |= set(range(node.lineno, body[0].lineno if body else (node.end_lineno or node.lineno) + 1))
+    return lines
+
+
+class Examples:
+    """A pytest plugin: property tests draw *count* examples, the same ones each time, and shrink none."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def pytest_collection(self) -> None:
+        phases = [hypothesis.Phase.explicit, hypothesis.Phase.generate]
+        hypothesis.settings.register_profile(
+            "mutation", max_examples=self._count, phases=phases, derandomize=True, database=None, deadline=None,
+            suppress_health_check=list(hypothesis.HealthCheck),
+        )  # fmt: skip
+        hypothesis.settings.load_profile("mutation")
+
+
+class Session:
+    """
+    A pytest plugin whose loop tries mutants.
+
+    Args:
+        root: The copy of the tree.
+        files: What to change, relative to it.
+        options: Of the command line.
+    """
+
+    def __init__(self, root: Path, files: list[str], options: argparse.Namespace) -> None:
+        self._root = root
+        self._options = options
+        self._modules = {file: Module.of(root / file, (root / file).read_text(encoding="utf-8")) for file in files}
+        self._reached: dict[str, dict[int, set[str]]] = {file: defaultdict(set) for file in files}
+        self._items: dict[str, pytest.Item] = {}
+        self._seconds: dict[str, float] = {}
+        self._in_fork = False
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        by_function: dict[str, list[pytest.Item]] = defaultdict(list)
+        for item in items:
+            by_function[item.nodeid.partition("[")[0]].append(item)
+        items[:] = [item for group in by_function.values() for item in group[:: -(-len(group) // PARAMETERS)]]
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        if session.testsfailed:
+            raise SystemExit("not all tests could be collected")
+        self._items = {item.nodeid: item for item in session.items}
+        self._run_once()
+        for file, module in self._modules.items():
+            self._try_all(file, module)
+        return True
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            if not self._in_fork:
+                print(report.longreprtext, file=OUT)
+            os._exit(1)
+
+    def _run_once(self) -> None:
+        """Learn what each test reaches and how long it takes."""
+        by_path = {str(module.path): self._reached[file] for file, module in self._modules.items()}
+        items = list(self._items.values())
+        for item, following in zip_longest(items, items[1:]):
+            started, trace = time.process_time(), tracer(item.nodeid, by_path)
+            threading.settrace(trace)
+            sys.settrace(trace)
+            try:
+                item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            finally:
+                sys.settrace(None)
+                threading.settrace(None)
+            self._seconds[item.nodeid] = time.process_time() - started
+        print(f"{len(self._items)} tests pass in {sum(self._seconds.values()):.0f} s of processor time", file=OUT)
+
+    def _try_all(self, file: str, module: Module) -> None:
+        """Try mutants of *file*, print those that survive and a row of the table."""
+        population = list(mutants(module.text, file))
+        random.Random(self._options.seed).shuffle(population)
+        counts: Counter[str] = Counter()
+        for mutant in population:
+            if counts.total() - counts["void"] >= self._options.most:
+                break
+            outcome = self._outcome(file, module, mutant.text(module.text))
+            counts[outcome] += 1
+            if outcome in ("survived", "unreached"):
+                print(f"{outcome.upper()}\n{mutant.diff(module.text)}", file=OUT)
+        tried = counts.total() - counts["void"]
+        print(f"| {file} | {len(population)} | {tried} | {counts['killed']} | {tried - counts['killed']} |", file=OUT)
+
+    def _outcome(self, file: str, module: Module, text: str) -> str:
+        """ "killed", "survived", "unreached" where no test runs what is changed, "void" where nothing that runs is."""
+        try:
+            other = Module.of(module.path, text)
+        except (SyntaxError, ValueError):
+            return "killed"
+        changed, reached = module.changed(other), self._reached[file]
+        is_deep = module.differs(other)
+        if not changed and not is_deep:
+            return "void"
+        lines = reached.keys() if is_deep else statement_lines(module.text, changed_lines(module.text, text))
+        tests = sorted({test for line in lines for test in reached[line]}, key=self._seconds.__getitem__)
+        if not tests:
+            return "unreached"
+        if not is_deep and is_killed(lambda: self._run_patched(module, other, changed, tests)):
+            return "killed"
+        if not is_deep and not self._options.confirm:
+            return "survived"
+        module.path.write_text(text, encoding="utf-8")
+        try:
+            return "killed" if is_killed(lambda: self._run_anew(tests)) else "survived"
+        finally:
+            module.path.write_text(module.text, encoding="utf-8")
+
+    def _run_patched(self, module: Module, other: Module, changed: set[Key], tests: list[str]) -> None:
+        """In a fork: give the changed functions their new code and run *tests*."""
+        self._in_fork = True
+        for found in gc.get_objects():
+            if isinstance(found, FunctionType) and found.__code__.co_filename == str(module.path):
+                key = found.__code__.co_qualname, found.__code__.co_firstlineno
+                if key in changed:
+                    found.__code__ = other.functions[key]
+        items = [self._items[test] for test in tests]
+        for item, following in zip_longest(items, items[1:]):
+            signal.setitimer(signal.ITIMER_PROF, 1 + 5 * self._seconds[item.nodeid])
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+
+    def _run_anew(self, tests: list[str]) -> None:
+        """In a fork: import everything again and run *tests*."""
+        signal.setitimer(signal.ITIMER_PROF, 60 + 20 * sum(map(self._seconds.__getitem__, tests)))
+        for name, module in list(sys.modules.items()):
+            if name.startswith("power") or str(getattr(module, "__file__", None)).startswith(str(self._root)):
+                del sys.modules[name]
+        if run_pytest(tests, Examples(100 if self._options.confirm else self._options.examples)):
+            os._exit(1)
+
+
+def tracer(test: str, by_path: dict[str, dict[int, set[str]]]) -> Callable[[FrameType, str, Any], Any]:
+    """A trace function that notes *test* with each line of the files that it reaches."""
+
+    def trace(frame: FrameType, _event: str, _arg: object) -> Any:
+        reached = by_path.get(frame.f_code.co_filename)
+        if reached is None:
+            return None
+        reached[frame.f_lineno].add(test)
+        return trace
+
+    return trace
+
+
+def changed_lines(text: str, other: str) -> set[int]:
+    """Numbers of the lines that differ; a mutant has as many as the original."""
+    pairs = zip(text.splitlines(), other.splitlines(), strict=False)
+    return {number for number, (line, changed) in enumerate(pairs, 1) if line != changed}
+
+
+def is_killed(run: Callable[[], None]) -> bool:
+    """Whether *run* fails in a fork, by an exception, an exit or a signal, or waits for ever."""
     child = os.fork()
     if child == 0:
+        code = 1
         try:
-            resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-            os.chdir(root)
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, 1)
-            os.dup2(null, 2)
-            sys.path[:] = [str(root), *(entry for entry in sys.path if not entry.startswith(str(ROOT / "bench")))]
-            sys.dont_write_bytecode = True
-            os.environ["PYTHONPATH"] = str(root)
-            quiet = [option for plugin in ("cacheprovider", "randomly", "xdist") for option in ("-p", f"no:{plugin}")]
-            code = int(pytest.main(["-x", "-q", "--assert=plain", *quiet, *tests]))
-        except BaseException:  # noqa: BLE001 - a fork must not go on as its parent would
-            code = 1
-        os._exit(code)
-    _, status = os.waitpid(child, 0)
-    return os.waitstatus_to_exitcode(status) == 0
+            os.dup2(1, 2)
+            limit = 8 << 30  # of memory: some mutants ask for very large arrays
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+            run()
+            code = 0
+        finally:
+            os._exit(code)
+    handle = os.pidfd_open(child)
+    used = -1.0
+    while not select.select([handle], [], [], IDLE_S)[0]:
+        before, used = used, processor_time(child)
+        if used == before:
+            os.kill(child, signal.SIGKILL)
+    os.close(handle)
+    return os.waitpid(child, 0)[1] != 0
 
 
-def difference(root: Path, mutant: Mutant, code: str) -> str:
-    """The mutant as a diff of one line of context."""
-    original = (root / mutant.file).read_text(encoding="utf-8").splitlines()
-    lines = difflib.unified_diff(original, code.splitlines(), str(mutant.file), mutant.operator, n=1, lineterm="")
-    return "\n".join(lines)
+def processor_time(process: int) -> float:
+    """Clock ticks that *process* has used."""
+    fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()
+    return float(fields[11]) + float(fields[12])
 
 
-def modules(wanted: list[str]) -> Iterator[tuple[Path, list[str]]]:
-    """Files to mutate, with their tests."""
-    for name, tests in TESTS.items():
-        path = ROOT / name
-        for file in sorted(path.glob("*.py")) if path.is_dir() else [path]:
-            relative = file.relative_to(ROOT)
-            if file.name != "__init__.py" and (not wanted or any(str(relative).startswith(want) for want in wanted)):
-                yield relative, tests
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("modules", nargs="*", help="paths to mutate; all of them by default")
-    parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--seconds", type=int, default=60, help="of processor time, after which a mutant is killed")
-    parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args()
-    for name in PRELOADED:
-        import_module(name)
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
-        copy(root)
-        population = [m for file, tests in modules(options.modules) for m in mutants(root, file, tests)]
-        random.Random(options.seed).shuffle(population)
-        report(root, population, options.minutes, options.seconds)
+def run_pytest(tests: list[str], *plugins: object) -> int:
+    """Run *tests* of the copy, up to the first failure, in this process."""
+    quiet = [option for name in ("cacheprovider", "randomly", "xdist") for option in ("-p", f"no:{name}")]
+    return int(pytest.main(["-x", "-q", "-s", "-m", "not slow", "--assert=plain", *quiet, *tests], plugins=plugins))
 
 
 def copy(root: Path) -> None:
@@ -169,25 +373,38 @@ def copy(root: Path) -> None:
             shutil.copy(ROOT / name, root / name)
 
 
-def report(root: Path, population: list[Mutant], minutes: float, seconds: int) -> None:
-    for tests in {mutant.tests for mutant in population}:
-        if not passes(root, tests, 10 * seconds):
-            raise SystemExit(f"the tests {' '.join(tests)} fail without any mutant")
-    end, tried, survived = time.monotonic() + minutes * 60, 0, 0
-    for mutant in population:
-        if time.monotonic() > end:
-            break
-        code = mutant.code(root)
-        if code is None:
-            continue
-        tried += 1
-        if is_killed(root, mutant, code, seconds):
-            print(f"killed {mutant.file} {mutant.operator} {mutant.occurrence}", flush=True)
-        else:
-            survived += 1
-            print(f"SURVIVED {mutant.operator} {mutant.occurrence}\n{difference(root, mutant, code)}", flush=True)
-    score = f"{(tried - survived) / tried:.1%}" if tried else "unknown"
-    print(f"{tried} of {len(population)} mutants tried, {survived} survived: score {score}")
+def selected(wanted: list[str]) -> tuple[list[str], list[str]]:
+    """Files to change, and the tests of all of them."""
+    chosen: list[str] = []
+    chosen_tests: list[str] = []
+    for name, tests in TESTS.items():
+        found = sorted((ROOT / name).glob("*.py")) if (ROOT / name).is_dir() else [ROOT / name]
+        files = [str(path.relative_to(ROOT)) for path in found if path.name != "__init__.py"]
+        files = [file for file in files if not wanted or file.startswith(tuple(wanted))]
+        chosen += files
+        chosen_tests += tests if files else []
+    return chosen, chosen_tests
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("modules", nargs="*", help="paths to mutate; all of them by default")
+    parser.add_argument("--most", type=int, default=200, help="mutants of one file")
+    parser.add_argument("--seed", type=int, default=1, help="decides which")
+    parser.add_argument("--examples", type=int, default=10, help="of a property test")
+    parser.add_argument("--confirm", action="store_true", help="try survivors again, anew and with all examples")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        copy(root)
+        os.chdir(root)
+        sys.path[:] = [folder, *(entry for entry in sys.path if entry != str(ROOT / "bench"))]
+        sys.dont_write_bytecode = True
+        os.environ["PYTHONPATH"] = folder
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        files, tests = selected(options.modules)
+        run_pytest(tests, Examples(options.examples), Session(root, files, options))
 
 
 if __name__ == "__main__":
