@@ -22,7 +22,7 @@ from power_core.artifacts.contract import (
     FileDigest,
     Provenance,
 )
-from power_core.artifacts.files import FileStamp, file_sha256
+from power_core.artifacts.files import FileStamp, file_sha256, refuse
 from power_core.artifacts.manifest import MANIFEST_FILE, checked_name, manifest_bytes, read_manifest
 from power_core.artifacts.matching import checked_facts, match_contract
 from power_core.artifacts.safetensors_file import CONFIG_FILE
@@ -32,6 +32,8 @@ from power_core.target import TargetModel
 from power_core.types import TargetIdentity
 
 __all__ = ["admit", "check_binding", "checked_files", "load_artifact", "manifest_of", "write_manifest"]
+
+_CHUNK = 1 << 20  # bytes
 
 
 def manifest_of(
@@ -247,8 +249,19 @@ def _copied(source: TensorFile, folder: Path) -> list[Path]:
     """Copy the files under plain names, the tensor file first."""
     names = [f"drafter.{source.format}" if file == source.path else CONFIG_FILE for file in source.files]
     for file, name in zip(source.files, names, strict=True):
-        shutil.copyfile(file, folder / name)
+        _copy(file, folder / name)
     return [folder / name for name in names]
+
+
+def _copy(file: Path, copy: Path) -> None:
+    """Copy *file*; what its own side refuses is told of it, and not of the store."""
+    FileStamp.of(file)  # a pipe would be waited for
+    try:
+        source = file.open("rb")
+    except OSError as exc:
+        refuse(file, f"the file cannot be read: {exc.strerror or exc}", fix="check its permissions")
+    with source, copy.open("wb") as target:
+        shutil.copyfileobj(source, target, _CHUNK)
 
 
 def _weights_in(folder: Path) -> Path:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,17 +10,28 @@ from pathlib import Path
 import platformdirs
 
 from power_core.artifacts.manifest import MANIFEST_FILE, checked_name
+from power_core.artifacts.staging import HIDDEN, hidden_folder, sweep
 from power_core.errors import ArtifactError
 
 __all__ = ["admitted", "artifacts_dir", "remove", "staged"]
 
-_HIDDEN = "."  # names that begin so are folders being filled or emptied
+_VARIABLE = "POWER_ARTIFACTS_DIR"
 
 
 def artifacts_dir() -> Path:
-    """`POWER_ARTIFACTS_DIR`, or `artifacts` in the platform's user data folder of "power"."""
-    if override := os.environ.get("POWER_ARTIFACTS_DIR"):
-        return Path(override).expanduser()
+    """
+    `POWER_ARTIFACTS_DIR`, or `artifacts` in the platform's user data folder of "power".
+
+    Raises:
+        ArtifactError: The variable names the home of a user who is not there.
+    """
+    if override := os.environ.get(_VARIABLE):
+        try:
+            return Path(override).expanduser()
+        except RuntimeError as exc:
+            raise ArtifactError(
+                f"{override:.120}: {exc}", who="artifacts", where=_VARIABLE, got=override, expected="a folder"
+            ) from exc
     return platformdirs.user_data_path("power") / "artifacts"
 
 
@@ -35,7 +44,7 @@ def admitted() -> dict[str, Path]:
     """
     root = artifacts_dir()
     try:
-        folders = sorted(each for each in root.iterdir() if not each.name.startswith(_HIDDEN) and each.is_dir())
+        folders = sorted(each for each in root.iterdir() if not each.name.startswith(HIDDEN) and each.is_dir())
     except FileNotFoundError:
         return {}
     except OSError as exc:
@@ -48,26 +57,25 @@ def staged(name: str) -> Iterator[Path]:
     """
     An empty folder that becomes the artifact *name* where the block ends, and vanishes where it raises.
 
+    What a killed process left of such a folder is deleted first.
+
     Raises:
         ArtifactError: The name is taken, or nothing can be written.
     """
     root = artifacts_dir()
     folder = root / checked_name(name)
     _check_free(folder)
-    staging: Path | None = None
     try:
         root.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(dir=root, prefix=f"{_HIDDEN}admitting-"))
-        yield staging
-        staging.chmod(0o755)  # mkdtemp's own is for secrets
-        _check_free(folder)
-        staging.rename(folder)  # fails where another process was faster: its folder is not empty
+        sweep(root)
+        with hidden_folder(root, "admitting") as staging:
+            yield staging
+            staging.chmod(0o755)  # a temporary folder's own is for secrets
+            _check_free(folder)
+            staging.rename(folder)  # fails where another process was faster: its folder is not empty
     except OSError as exc:
         _check_free(folder)
         raise _failed(root, "written to", exc) from exc
-    finally:
-        if staging is not None:
-            shutil.rmtree(staging, ignore_errors=True)
 
 
 def remove(name: str) -> None:
@@ -90,15 +98,19 @@ def remove(name: str) -> None:
         if folder.is_symlink():  # somebody else's folder: only the link is ours
             folder.unlink()
             return
-        grave = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f"{_HIDDEN}removing-"))
-        folder.rename(grave / name)  # gone at once, whatever happens while its files are deleted
-        shutil.rmtree(grave)
+        sweep(folder.parent)
+        with hidden_folder(folder.parent, "removing") as grave:
+            folder.rename(grave / name)  # gone at once, whatever happens while its files are deleted
     except OSError as exc:
         raise _failed(folder, "deleted", exc) from exc
 
 
 def _check_free(folder: Path) -> None:
-    if folder.exists() or folder.is_symlink():
+    try:
+        is_taken = folder.exists() or folder.is_symlink()
+    except OSError as exc:
+        raise _failed(folder.parent, "read", exc) from exc
+    if is_taken:
         raise ArtifactError(
             f"artifact {folder.name!r} is already admitted",
             who="artifacts",

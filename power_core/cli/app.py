@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -87,7 +88,7 @@ class PowerGroup(click.Group):
         """Run, and render whatever was raised; leaves the process where *standalone_mode*."""
         code = self._run(args, prog_name, complete_var, **extra)
         if standalone_mode:
-            sys.exit(code)
+            sys.exit(_flushed(code))
         return code
 
     def _run(self, args: Sequence[str] | None, prog_name: str | None, complete_var: str | None, **extra: Any) -> int:
@@ -109,19 +110,31 @@ def _explain(exc: Exception) -> int:
     if isinstance(exc, PowerError):
         return _complain(f"power: {exc}")
     if isinstance(exc, OSError):  # of the streams: files that can fail have errors of their own
-        sys.stdout = _nowhere("w")  # or the process would try to flush what is left, and fail again, as it ends
         return _complain(": ".join(str(part) for part in ("power", exc.filename, exc.strerror or exc) if part))
     _complain(f"power: a bug, here or in a plugin: {type(exc).__name__}: {exc}; POWER_DEBUG=1 shows where")
     return EXIT_BUG
 
 
 def _complain(message: str) -> int:
-    click.echo(" ".join(message.split()), err=True)
+    line = " ".join(message.split())
+    # A name in a message may hold what a terminal would obey, or what no encoding has.
+    click.echo("".join(c if c.isprintable() else ascii(c)[1:-1] for c in line), err=True)
     return EXIT_BAD_INPUT
 
 
-def _nowhere(mode: str) -> IO[Any]:
-    return Path(os.devnull).open(mode)
+def _flushed(code: int) -> int:
+    """The exit code, after standard output took what is left or gave it up: Python would try again, and say so."""
+    try:
+        sys.stdout.flush()
+    except OSError as exc:
+        sys.stdout = io.StringIO()
+        return code or _explain(exc)
+    return code
+
+
+def _nowhere(flags: int) -> IO[Any]:
+    """A stream of the null device, open as long as the process is."""
+    return open(os.open(os.devnull, flags), "r" if flags == os.O_RDONLY else "w", closefd=False)
 
 
 def _imported(import_path: str) -> click.Command:
@@ -160,7 +173,7 @@ def main() -> None:
     """Entry point of the ``power`` script."""
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:  # the caller closed it; its number must not go to a file opened later
-            setattr(sys, name, _nowhere("r" if name == "stdin" else "w"))
+            setattr(sys, name, _nowhere(os.O_RDONLY if name == "stdin" else os.O_WRONLY))
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 from unittest.mock import Mock
 
@@ -19,7 +23,7 @@ from hypothesis import strategies as st
 
 from artifacts.conftest import Admit
 from artifacts.toy import CONTRACTS, ORIGIN, VOCAB, ToyContract, head, write_gguf, write_safetensors
-from power_core.artifacts import ArtifactFacts
+from power_core.artifacts import ArtifactFacts, open_tensors
 from power_core.artifacts.admission import load_artifact, write_manifest
 from power_core.artifacts.manifest import manifest_bytes, manifest_json, read_manifest
 from power_core.artifacts.store import admitted, remove
@@ -140,10 +144,12 @@ def test_a_store_that_cannot_be_written(admit_toy: Admit, store: Path, monkeypat
     assert f"{store}: cannot be read: Not a directory" in refused(admitted)
     store.unlink()
     with monkeypatch.context() as patch:
-        patch.setattr("power_core.artifacts.store.tempfile.mkdtemp", Mock(side_effect=PermissionError(13, "Denied")))
+        patch.setattr("power_core.artifacts.staging.tempfile.mkdtemp", Mock(side_effect=PermissionError(13, "Denied")))
         assert "cannot be written to: Denied" in refused(admit_toy)
     with monkeypatch.context() as patch:
-        patch.setattr("power_core.artifacts.admission.shutil.copyfile", Mock(side_effect=OSError(28, "No space left")))
+        patch.setattr(
+            "power_core.artifacts.admission.shutil.copyfileobj", Mock(side_effect=OSError(28, "No space left"))
+        )
         assert "cannot be written to: No space left" in refused(admit_toy)
     assert names_in(store) == []
 
@@ -297,3 +303,61 @@ def test_no_changed_byte_is_overlooked(
     data[int(place * (len(data) - 1))] ^= byte  # all but the newline at the end
     path.write_bytes(data)
     refused(load_artifact, manifest, CONTRACTS, target)
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from power_core.artifacts import store
+with store.staged("mine") as folder:
+    (folder / "drafter.gguf").write_bytes(b"half")
+    print(folder.name, flush=True)
+    sys.stdin.read()
+    os._exit(9)  # as a kill would end it
+"""
+
+
+def test_what_a_killed_admission_left_is_swept_and_what_another_one_fills_is_not(
+    admit_toy: Admit, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Leftovers vanish with the next admission; a folder whose process lives stays, however old it looks."""
+    monkeypatch.setattr("power_core.artifacts.staging._YOUNG_S", -1.0)
+    with subprocess.Popen([sys.executable, "-c", KILLED], stdin=PIPE, stdout=PIPE, text=True) as child:
+        assert child.stdout is not None
+        name = child.stdout.readline().strip()
+        os.utime(store / name, (0, 0))
+        admit_toy("one")
+        assert names_in(store) == [name, "one"]
+        child.communicate("")
+    assert child.returncode == 9
+    assert names_in(store) == [name, "one"]
+    grave = store / ".removing-x"
+    grave.mkdir()
+    (store / ".admitting-link").symlink_to(grave)
+    remove("one")
+    assert names_in(store) == [".admitting-link"]  # somebody else's
+
+
+def test_a_young_folder_is_let_be(admit_toy: Admit, store: Path) -> None:
+    """Between the making of a folder and its lock another admission may look."""
+    (store / ".admitting-young").mkdir(parents=True)
+    admit_toy("one")
+    assert names_in(store) == [".admitting-young", "one"]
+
+
+def test_a_file_that_cannot_be_read_is_not_the_stores_fault(
+    admit_toy: Admit, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A source that vanishes or turns into a pipe while it is admitted is named itself."""
+    opened = open_tensors(source)
+    monkeypatch.setattr("power_core.artifacts.admission.open_tensors", lambda _path: opened)
+    source.unlink()
+    assert f"{source}: the file cannot be read: No such file" in refused(admit_toy)
+    os.mkfifo(source)
+    assert f"{source}: this is not a regular file" in refused(admit_toy)
+
+
+def test_a_folder_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A home that does not exist is the variable's fault."""
+    monkeypatch.setenv("POWER_ARTIFACTS_DIR", "~no-such-user/x")
+    assert "POWER_ARTIFACTS_DIR: ~no-such-user/x" in refused(admitted)

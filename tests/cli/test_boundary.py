@@ -33,6 +33,7 @@ assert not {"torch", "llama_cpp", "numpy"} & set(sys.modules), sorted(sys.module
 sys.exit(code)
 """
 MODELS = [sys.executable, "-c", "from power_core.cli import main; main()", "models", "--json"]
+WARY = [MODELS[0], "-X", "dev", *MODELS[1:]]  # says which files were left open
 
 
 class Commands:
@@ -168,6 +169,12 @@ def test_plugins_add_commands(power_echo: Power) -> None:
     assert (failed.exit_code, failed.stderr) == (2, "power: echo: nothing provides it\n")
 
 
+def test_a_terminal_is_shown_names_and_does_not_obey_them(power: Power) -> None:
+    """Control characters and halves of characters in a name come out as their escapes."""
+    stderr = power("generate", "x", "--model", "a\x1b[2J\udcff.gguf").stderr
+    assert "a\\x1b[2J\\udcff.gguf: no such file" in stderr
+
+
 def test_a_bug_is_one_line_that_says_how_to_see_more(power_echo: Power, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a plugin's command raises, the exit code tells it from bad input, and POWER_DEBUG=1 shows where."""
     failed = power_echo("echo", "bug")
@@ -200,7 +207,7 @@ def test_closed_pipe_is_quiet() -> None:
 def test_a_full_disk_is_one_line() -> None:
     """Output that cannot be written is an error, and nothing is said twice when the process ends."""
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(MODELS, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+        done = subprocess.run(WARY, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (2, "power: No space left on device\n")
 
 
@@ -208,5 +215,7 @@ def test_a_full_disk_is_one_line() -> None:
 def test_closed_streams_are_empty_ones(closed: int) -> None:
     """A caller may close any of the three streams; the exit code stays what it would have been."""
     shell = f'exec "$0" "$@" {closed}>&-'
-    for arguments, code in ((MODELS, 0), ([*MODELS[:-2], "nonsense"], 2)):
-        assert subprocess.run(["sh", "-c", shell, *arguments], capture_output=True, timeout=60).returncode == code
+    for arguments, code in ((WARY, 0), ([*WARY[:-2], "nonsense"], 2)):
+        done = subprocess.run(["sh", "-c", shell, *arguments], capture_output=True, text=True, timeout=60)
+        assert done.returncode == code
+        assert "ResourceWarning" not in done.stderr

@@ -30,8 +30,8 @@ conf_proj.bias              confidence_head.proj.bias                           
 d2t                         d2t                                                   Vd           I64; with Vd < V only
 ==========================  ====================================================  ===========  =======================
 
-Safetensors hold F32, F16 or BF16; names may begin with ``model.``; a ``t2d`` is ignored there. ``d2t`` holds the target id of
-each output row, distinct; in files of the speculators library (``transformer_layer_config``, ``speculators_*`` or
+Safetensors hold F32, F16 or BF16; names may begin with ``model.``; a ``t2d`` is ignored there. ``d2t`` holds the target
+id of each output row, distinct; in files of the speculators library (``transformer_layer_config``, ``speculators_*`` or
 ``aux_hidden_state_layer_ids`` in the config) id - row instead. Rotary pairs are NeoX (first half with second half),
 so no matrix is permuted on conversion. A factored Markov head is exported multiplied out. Everything is optional that
 says so, the rest must be there, and any other tensor is refused.
