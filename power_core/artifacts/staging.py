@@ -1,0 +1,93 @@
+"""
+Folders that are being filled or emptied: hidden, locked while somebody works in them, swept when nobody does.
+
+A process that is killed leaves its folder behind, with a whole drafter in it. The lock is the system's, so it ends
+with the process that held it, however that ended.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+__all__ = ["HIDDEN", "hidden_folder", "sweep"]
+
+HIDDEN = "."
+"""Names that begin so are no artifacts."""
+_PREFIXES = (f"{HIDDEN}admitting-", f"{HIDDEN}removing-")
+_YOUNG_S = 60.0  # a folder is made, and only then locked
+_OLD_S = 86_400.0  # where there are no locks: longer than any copy takes
+
+
+def _flock() -> Callable[[int], None] | None:
+    """Locks a descriptor, or raises; None on Windows, which has no such locks."""
+    try:
+        import fcntl
+    except ImportError:
+        return None
+    return lambda descriptor: fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+_LOCK = _flock()
+
+
+@contextmanager
+def hidden_folder(root: Path, purpose: str) -> Iterator[Path]:
+    """
+    An empty folder in *root* that is locked until the block ends; what is left of it then is deleted.
+
+    Args:
+        root: An existing folder.
+        purpose: `admitting` or `removing`.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    folder = Path(tempfile.mkdtemp(dir=root, prefix=f"{HIDDEN}{purpose}-"))
+    lock = _locked(folder)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def sweep(root: Path) -> None:
+    """Delete what killed processes left in *root*; what somebody works in, and what cannot be deleted, stays."""
+    with suppress(OSError):
+        for folder in root.iterdir():
+            if folder.name.startswith(_PREFIXES) and _is_abandoned(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_abandoned(folder: Path) -> bool:
+    if folder.is_symlink() or not folder.is_dir():  # none of ours
+        return False
+    age = time.time() - folder.stat().st_mtime
+    if _LOCK is None:
+        return age > _OLD_S
+    if age < _YOUNG_S or (lock := _locked(folder)) is None:
+        return False
+    os.close(lock)
+    return True
+
+
+def _locked(folder: Path) -> int | None:
+    """A descriptor that holds the lock of *folder*; None where another one does, or there are no locks here."""
+    if _LOCK is None:
+        return None
+    descriptor = None
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+        _LOCK(descriptor)
+    except OSError:  # held; or a file system that has none: then nothing is ever swept
+        if descriptor is not None:
+            os.close(descriptor)
+        return None
+    return descriptor
