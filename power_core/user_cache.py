@@ -12,18 +12,19 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
 
 from power_core.types import JSON
 
-__all__ = ["PROBES", "cache_dir", "found_again", "load", "store"]
+__all__ = ["PROBES", "cache_dir", "found_again", "load", "misses_told", "store"]
 
 PROBES = "probes"
 """The kind of document in which a backend keeps the width classes that it measured."""
 
 _IGNORED: ContextVar[frozenset[str]] = ContextVar("ignored", default=frozenset())
+_ON_MISS: ContextVar[Callable[[str], None] | None] = ContextVar("on_miss", default=None)
 
 
 def cache_dir() -> Path:
@@ -37,8 +38,13 @@ def cache_dir() -> Path:
 
 def load(kind: str, key: Mapping[str, JSON], *, root: Path | None = None) -> JSON | None:
     """The document stored for *key* under *root* (by default `cache_dir`), or None if none can be trusted."""
-    if kind in _IGNORED.get():
-        return None
+    content = None if kind in _IGNORED.get() else _stored(kind, key, root)
+    if content is None and (on_miss := _ON_MISS.get()) is not None:
+        on_miss(kind)
+    return content
+
+
+def _stored(kind: str, key: Mapping[str, JSON], root: Path | None) -> JSON | None:
     try:
         document = json.loads(_file(kind, key, root).read_bytes())
         content, digest = document["content"], document["sha256"]
@@ -55,6 +61,16 @@ def found_again(kind: str) -> Iterator[None]:
         yield
     finally:
         _IGNORED.reset(token)
+
+
+@contextlib.contextmanager
+def misses_told(on_miss: Callable[[str], None]) -> Iterator[None]:
+    """Within it, in this thread, *on_miss* is called with the kind of what was not found and takes time to find out."""
+    token = _ON_MISS.set(on_miss)
+    try:
+        yield
+    finally:
+        _ON_MISS.reset(token)
 
 
 def store(kind: str, key: Mapping[str, JSON], content: JSON, *, root: Path | None = None) -> None:

@@ -47,3 +47,17 @@ def test_what_is_found_again_replaces_what_was_kept() -> None:
         user_cache.store("a", {}, 2)
         assert user_cache.load("a", {}) is None
     assert user_cache.load("a", {}) == 2
+
+
+def test_misses_are_told_of(tmp_path: Path) -> None:
+    """What has to be found out is announced by its kind, within the block; what is there is not."""
+    told: list[str] = []
+    user_cache.store("a", {"key": 1}, "known", root=tmp_path)
+    user_cache.load("b", {"key": 1}, root=tmp_path)
+    with user_cache.misses_told(told.append):
+        assert user_cache.load("a", {"key": 1}, root=tmp_path) == "known"
+        assert user_cache.load("a", {"key": 2}, root=tmp_path) is None
+        with user_cache.found_again("a"):
+            user_cache.load("a", {"key": 1}, root=tmp_path)
+    user_cache.load("b", {"key": 1}, root=tmp_path)
+    assert told == ["a", "a"]

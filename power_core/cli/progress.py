@@ -21,15 +21,40 @@ _ERASE_LINE = "\r\x1b[K"
 
 
 def open_engine(runtime: Runtime, spec: str | None = None, deadline: Deadline | None = None) -> Engine:
-    """Open the configured model, saying so on a terminal for as long as it takes."""
+    """
+    Open the configured model.
+
+    On a terminal a line says so for as long as it takes. Elsewhere one says when widths are measured, which takes
+    longest: once for a model, a build and settings, so that another ``--ctx`` may bring it back.
+    """
     if not sys.stderr.isatty():
-        return runtime.open(spec=spec, deadline=deadline)
+        from power_core import user_cache
+
+        with user_cache.misses_told(lambda kind: _log_probe(runtime) if kind == user_cache.PROBES else None):
+            return runtime.open(spec=spec, deadline=deadline)
     sys.stderr.write(_OPENING)
     sys.stderr.flush()
     try:
         return runtime.open(spec=spec, deadline=deadline)
     finally:
         sys.stderr.write(_ERASE_LINE)
+
+
+def _log_probe(runtime: Runtime) -> None:
+    import logging
+
+    import structlog
+
+    # Of its own level: commands let nothing else of a log be seen.
+    level = structlog.make_filtering_bound_logger(logging.INFO)
+    config = runtime.config
+    structlog.wrap_logger(structlog.PrintLogger(sys.stderr), wrapper_class=level).info(
+        "measuring exact widths, once for these settings",
+        model=config.model or runtime.registry.default_model(),
+        ctx=config.ctx,
+        draft_max=config.spec_draft_max,
+        threads=config.threads,
+    )
 
 
 class PrefillProgress:
