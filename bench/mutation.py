@@ -209,6 +209,7 @@ class Session:
         self._reached: dict[str, dict[int, set[str]]] = {file: defaultdict(set) for file in files}
         self._items: dict[str, pytest.Item] = {}
         self._seconds: dict[str, float] = {}
+        self._functions: dict[str, dict[Key, list[FunctionType]]] = {}
         self._in_fork = False
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -222,14 +223,19 @@ class Session:
             raise SystemExit("not all tests could be collected")
         self._items = {item.nodeid: item for item in session.items}
         self._run_once()
+        self._find_functions()
         for file, module in self._modules.items():
             self._try_all(file, module)
         return True
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_makereport(self, call: pytest.CallInfo[Any]) -> None:
+        if self._in_fork and call.excinfo is not None and not call.excinfo.errisinstance(pytest.skip.Exception):
+            os._exit(1)  # at once: a report takes longer than most tests
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
-            if not self._in_fork:
-                print(report.longreprtext, file=OUT)
+            print(report.longreprtext, file=OUT)
             os._exit(1)
 
     def _run_once(self) -> None:
@@ -247,6 +253,16 @@ class Session:
                 threading.settrace(None)
             self._seconds[item.nodeid] = time.process_time() - started
         print(f"{len(self._items)} tests pass in {sum(self._seconds.values()):.0f} s of processor time", file=OUT)
+
+    def _find_functions(self) -> None:
+        """The functions there are of each file, so that no fork has to look for them."""
+        self._functions = {str(module.path): defaultdict(list) for module in self._modules.values()}
+        gc.collect()
+        for found in gc.get_objects():
+            if isinstance(found, FunctionType) and found.__code__.co_filename in self._functions:
+                code = found.__code__
+                self._functions[code.co_filename][code.co_qualname, code.co_firstlineno].append(found)
+        gc.freeze()  # a collection in a fork would write to each object, and so copy all memory
 
     def _try_all(self, file: str, module: Module) -> None:
         """Try mutants of *file*, print those that survive and a row of the table."""
@@ -290,11 +306,9 @@ class Session:
     def _run_patched(self, module: Module, other: Module, changed: set[Key], tests: list[str]) -> None:
         """In a fork: give the changed functions their new code and run *tests*."""
         self._in_fork = True
-        for found in gc.get_objects():
-            if isinstance(found, FunctionType) and found.__code__.co_filename == str(module.path):
-                key = found.__code__.co_qualname, found.__code__.co_firstlineno
-                if key in changed:
-                    found.__code__ = other.functions[key]
+        for key in changed:
+            for found in self._functions[str(module.path)].get(key, ()):
+                found.__code__ = other.functions[key]
         items = [self._items[test] for test in tests]
         for item, following in zip_longest(items, items[1:]):
             signal.setitimer(signal.ITIMER_PROF, 1 + 5 * self._seconds[item.nodeid])
