@@ -12,7 +12,7 @@ from power_core.errors import ConfigError
 from power_core.host import processor
 from power_torch.config import Precision
 
-__all__ = ["compute_dtype", "find_device", "hardware", "kernels_digest"]
+__all__ = ["compute_dtype", "find_device", "hardware", "kernels_digest", "multiplies_bf16"]
 
 # Variables by which torch's libraries are told to use other kernels.
 _SWITCHES = ("ATEN_", "CUBLAS_", "DNNL_", "MKL_", "NVIDIA_TF32_OVERRIDE", "ONEDNN_", "TORCH_ALLOW_TF32")
@@ -52,9 +52,15 @@ def find_device(name: str) -> torch.device:
 def compute_dtype(precision: Precision, device: torch.device) -> torch.dtype:
     """The element type of matrices: with `auto` bf16 where *device* multiplies it natively."""
     if precision is Precision.AUTO:
-        is_native = torch.cuda.is_bf16_supported() if device.type == "cuda" else _cpu_has_bf16()
-        return torch.bfloat16 if is_native else torch.float32
+        return torch.bfloat16 if multiplies_bf16(device) else torch.float32
     return torch.bfloat16 if precision is Precision.BF16 else torch.float32
+
+
+def multiplies_bf16(device: torch.device) -> bool:
+    """Whether *device* has instructions for bf16 products; elsewhere they are emulated, slower than float32."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)  # torch's own answer counts emulation as support
+    return _cpu_has_bf16()
 
 
 def hardware(device: torch.device) -> str:

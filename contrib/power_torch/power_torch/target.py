@@ -17,7 +17,7 @@ from power_core.target import SessionOptions
 from power_core.types import JSON
 from power_torch.cache import KvCache
 from power_torch.config import TorchConfig
-from power_torch.device import compute_dtype, find_device, hardware, kernels_digest
+from power_torch.device import compute_dtype, find_device, hardware, kernels_digest, multiplies_bf16
 from power_torch.linear import has_packed_kernels
 from power_torch.modelfile import ModelFile, looks_like_model, open_model
 from power_torch.network import Network, PreparedWeights
@@ -242,7 +242,13 @@ class TorchModel:
             "file_bytes": self._file.nbytes,
             "architecture": self.identity.architecture,
             "trained_context": self.trained_context,
+            **self._advice(),
         }
+
+    def _advice(self) -> dict[str, Any]:
+        if self.dtype is not torch.bfloat16 or multiplies_bf16(self._device):
+            return {}
+        return {"advice": ["bf16 is emulated here, slower than float32: leave dtype of [plugin.torch] on auto"]}
 
     def close(self) -> None:
         """Free the weights; open sessions are shut down first. Idempotent."""

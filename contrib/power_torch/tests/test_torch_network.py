@@ -9,23 +9,36 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
+from power_torch.config import TorchConfig
+from power_torch.drafting import load_backbone
+from power_torch.linear import make_linear
+from power_torch.target import TorchBackend
 from torch.nn import functional
 
+from power_core.artifacts.gguf import GgufFile, StringArray
 from power_core.errors import BackendError, CapabilityError, ConfigError
 from power_core.target import RowBatch, SessionOptions
+from power_core.testing import gguf_writer as writer
+from power_core.testing.profiles import one_class
 
+Logits = NDArray[np.float32]
 TEXT = 60  # past the tiny gemma3's window of 32
 
 
-def llamacpp_logits(path: Path, tokens: list[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
+def llamacpp_logits(path: Path, tokens: list[int]) -> Logits:
     """float32[len(tokens), vocab] as llama.cpp computes them with no half precision in attention."""
     pytest.importorskip("power_llamacpp", reason="pip install power-llamacpp")
     from power_llamacpp.config import LlamaCppConfig
-    from power_llamacpp.target import LlamaCppBackend
+    from power_llamacpp.gguf_check import check_gguf
+    from power_llamacpp.target import LlamaCppModel
 
-    model = LlamaCppBackend(LlamaCppConfig(kv_type="f32", flash_attention="off")).load(path)
+    config = LlamaCppConfig(kv_type="f32", flash_attention="off", extra_buffers="off")
+    options = SessionOptions(context_size=128, max_rows=8, threads=1)
+    # Rounding is far below what is compared here, so that widths need not be measured.
+    model = LlamaCppModel(path, check_gguf(path), config, profile=one_class()(options))
     try:
-        session = model.open_session(SessionOptions(context_size=128, max_rows=8, threads=1))
+        session = model.open_session(options)
         session.open(0)
         batch, rows = RowBatch(8), []
         for start in range(0, len(tokens), 4):
@@ -36,6 +49,18 @@ def llamacpp_logits(path: Path, tokens: list[int]) -> np.ndarray[Any, np.dtype[n
         return np.stack(rows)
     finally:
         model.close()
+
+
+def float32_file(source: Path, path: Path) -> Path:
+    """A copy of the GGUF file *source* whose tensors are all float32, dequantized."""
+    file, copy = GgufFile.open(source), writer.GgufFile("", 0, "F32")
+    for key, value in file.metadata.items():
+        if isinstance(value, np.ndarray):
+            value = value.tolist()
+        copy.metadata[key] = list(value) if isinstance(value, StringArray) else value
+    for name in file.tensors:
+        copy.plain(name, file.read(name))
+    return copy.write(path, None, ())
 
 
 def half_gelu(x: torch.Tensor) -> torch.Tensor:
@@ -61,9 +86,32 @@ def test_logits_are_those_of_llamacpp(
     expected = llamacpp_logits(tiny(architecture), text)
     session = open_session(model(architecture), hidden_layers=(0,))
     session.open(0)
-    difference = np.abs(feed(session, 0, text) - expected)
+    logits = feed(session, 0, text)
+    difference = np.abs(logits - expected)
     assert difference.max() < tolerance
     assert np.median(difference.max(axis=1)) < 1e-3
+    assert np.array_equal(logits.argmax(axis=1), expected.argmax(axis=1))
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_smollm2_in_float32_is_that_of_llamacpp(smollm2: Path, open_session: Any, feed: Any, tmp_path: Path) -> None:
+    """The dequantized file: logits of a text and of what follows it greedily agree, and so every greedy token."""
+    path = float32_file(smollm2, tmp_path / "float32.gguf")
+    model = TorchBackend(TorchConfig(dtype="fp32", prefill_rows=16)).load(path)
+    session = open_session(model)
+    session.open(0)
+    text = model.tokenizer.encode("The old lighthouse keeper climbed the stairs every evening, and the lamp")
+    rows = [*feed(session, 0, text)]
+    while (len(text) + 1) % 4 or len(text) < 75:  # the other side evaluates fours
+        text.append(int(rows[-1].argmax()))
+        rows += [*feed(session, 0, text[-1:])]
+    model.close()
+    expected = llamacpp_logits(path, [*text, int(rows[-1].argmax())])[: len(text)]
+    difference = np.abs(np.stack(rows) - expected)
+    print(f"largest logit {np.abs(expected).max():.1f}, largest difference {difference.max():.2e}")
+    assert difference.max() < 1e-3
+    assert np.array_equal(np.argmax(rows, axis=1), expected.argmax(axis=1))
 
 
 def test_a_folder_decodes_as_its_gguf_file(
@@ -77,8 +125,6 @@ def test_a_folder_decodes_as_its_gguf_file(
     tmp_path: Path,
 ) -> None:
     """Safetensors and `tokenizer.json` give the ids and, bit for bit, the logits of their GGUF file."""
-    from power_torch.config import TorchConfig
-    from power_torch.target import TorchBackend
     from power_torch.weights import load_weights
 
     folder = write_folder(tmp_path / "model", load_weights(tiny("llama")))
@@ -143,14 +189,29 @@ def test_a_device_that_is_not_there(model: Any) -> None:
         pytest.skip("this machine has a CUDA device")
     with pytest.raises(ConfigError, match="sees no CUDA device"):
         model("llama", device="cuda")
+    with pytest.raises(ConfigError, match="sees no CUDA device"):
+        load_backbone(None, None, device="cuda:0")  # a drafter's device; nothing is read before
     with pytest.raises(ConfigError, match="expected cpu, cuda or cuda:N"):
         model("llama", device="tpu")
 
 
+def test_a_processor_without_bf16_computes_in_float32(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless bf16 is asked for, which works there and which doctor advises against."""
+    monkeypatch.setattr("power_torch.device._cpu_has_bf16", lambda: False)
+    monkeypatch.setattr("power_torch.linear.has_packed_kernels", lambda: False)
+    assert model("llama", dtype="auto").dtype is torch.float32
+    assert "advice" not in model("llama", dtype="auto").facts()
+    emulated = model("llama", dtype="bf16")
+    assert "bf16 is emulated here" in emulated.facts()["advice"][0]
+    linear = make_linear(torch.ones((4, 8), dtype=torch.bfloat16))
+    assert linear(torch.ones((3, 8), dtype=torch.bfloat16)).tolist() == [[8.0] * 4] * 3
+    monkeypatch.setattr("power_torch.device._cpu_has_bf16", lambda: True)
+    assert model("llama", dtype="auto").dtype is torch.bfloat16
+    assert "advice" not in emulated.facts()
+
+
 def test_shared_matrices_are_kept_and_read_only(model: Any, tmp_path: Path) -> None:
     """`matrix` gives one array again and again; tied matrices are one; a closed model gives none."""
-    from power_torch.config import TorchConfig
-    from power_torch.target import TorchBackend
 
     from power_core.target import SharedWeights
     from power_core.testing import gguf

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from power_core.artifacts import TensorFile
+from power_torch.device import find_device
 from power_torch.drafting.record import BackboneShape, BackboneWeights, ConvWeights, LayerWeights
 
 __all__ = ["load_backbone", "read_tensor"]
@@ -50,7 +51,12 @@ def load_backbone(
         shape: The sizes its metadata states.
         dtype: Of the matrices; norms and convolution bases stay float32.
         device: Where the weights go.
+
+    Raises:
+        ArtifactError: A tensor is missing.
+        ConfigError: There is no such device.
     """
+    device = find_device(str(device))
 
     def read(name: str, kind: torch.dtype) -> Tensor:
         return read_tensor(file, name, dtype=kind, device=device)
