@@ -7,6 +7,7 @@ Every value remembers where it came from, so that an error names the file, varia
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import tomllib
 from collections.abc import Callable, Mapping
@@ -53,7 +54,7 @@ _SAMPLING = (
 
 def _at_least(minimum: int) -> Callable[[object, Any, Any], None]:
     def check(_config: object, attribute: Any, value: float | None) -> None:
-        if value is not None and not value >= minimum:
+        if value is not None and not minimum <= value < math.inf:  # NaN compares false
             raise ConfigError(f"{attribute.name} is {value}", who="config", got=value, expected=f">= {minimum}")
 
     return check
@@ -220,6 +221,10 @@ class PowerConfig:
         Raises:
             ConfigError: A key is unknown or a value is of the wrong type or range.
         """
+        return self._section(registration, inherits=True)
+
+    def _section(self, registration: Registration[Any], *, inherits: bool) -> Any:
+        """The section alone, or with what it inherits: a shared key may be meant for another plugin's scale."""
         table = self.sections.get(registration.name, {})
         source = self.sources.get(f"{PLUGIN_TABLE}.{registration.name}", "config")
         where = f"[{PLUGIN_TABLE}.{registration.name}]"
@@ -227,31 +232,33 @@ class PowerConfig:
             if table:
                 raise ConfigError("takes no configuration", who=source, where=where, plugin=registration.plugin)
             return None
-        shared = [a for a in attrs.fields(registration.config) if "inherits" in a.metadata]
+        shared = [a for a in attrs.fields(registration.config) if inherits and "inherits" in a.metadata]
         values = {a.name: getattr(self, a.metadata["inherits"]) for a in shared}
         values |= structured(registration.config, table, lambda key: f"{source}: {where} {key}")
         try:
             return registration.config(**values)
         except Exception as exc:
             what = exc.what if isinstance(exc, PowerError) else str(exc.args[0] if exc.args else exc)
-            expected = exc.expected if isinstance(exc, PowerError) else None
+            expected, fix = (exc.expected, exc.fix) if isinstance(exc, PowerError) else (None, None)
             raise ConfigError(
-                what, who=source, where=where, plugin=registration.plugin, got=dict(table), expected=expected
+                what, who=source, where=where, plugin=registration.plugin, got=dict(table), expected=expected, fix=fix
             ) from exc
 
     def check_plugins(self, plugins: PluginSet) -> None:
         """
-        Refuse sections for a name that nobody registered.
+        Refuse sections for a name that nobody registered, and what is wrong in those of installed plugins.
 
-        Where plugins failed to load or were blocked the section may be theirs, and is let be.
+        Where plugins failed to load or were blocked an unknown section may be theirs, and is let be.
 
         Raises:
-            ConfigError: With the nearest registered name.
+            ConfigError: With the nearest registered name, or with what `plugin` would say.
         """
         registry = plugins.registry
-        known = {*registry.targets.names(), *registry.strategies.names()}
+        known = {item.name: item for item in (*registry.targets, *registry.strategies)}
         for name in self.sections:
-            if name not in known and not plugins.failures and not plugins.blocked:
+            if name in known:
+                self._section(known[name], inherits=False)
+            elif not plugins.failures and not plugins.blocked:
                 source = self.sources.get(f"{PLUGIN_TABLE}.{name}")
                 raise unknown_name(f"no installed plugin has the section [{PLUGIN_TABLE}.{name}]", name, known, source)
 

@@ -5,19 +5,26 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import platformdirs
 
-from power_core.errors import ArtifactError, ConfigError
+from power_core.errors import ArtifactError, CapabilityError, ConfigError
 from power_core.hookspecs import ModelSource
+from power_core.locks import locked
+
+if TYPE_CHECKING:  # models are listed without numpy, which it needs
+    from power_core.target import TargetBackend
 
 __all__ = ["add_model", "added_models", "models_file", "remove_model"]
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def models_file() -> Path:
@@ -38,36 +45,49 @@ def added_models() -> dict[str, ModelSource]:
     }
 
 
-def add_model(name: str, path: str | Path, taken: Mapping[str, str]) -> Path:
+def add_model(name: str, path: str | Path, taken: Mapping[str, str], backends: Mapping[str, TargetBackend]) -> Path:
     """
-    Record the file *path* as model *name*.
+    Record the file, or the folder, *path* as model *name*.
 
     Args:
         name: Letters, digits, `.`, `_`, `-`; must be free.
-        path: An existing file.
+        path: What one of *backends* claims; it is not loaded.
         taken: Names plugins registered -> their owner.
+        backends: Target backends by name.
 
     Returns:
         The absolute path that was recorded.
 
     Raises:
         ArtifactError: There is no such file.
+        CapabilityError: No backend claims it.
         ConfigError: The name is taken or is no name, or the record cannot be written.
     """
-    file = Path(path).expanduser().absolute()
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"{name!r} is no model name", who="models", got=name, expected="letters, digits, '.', '_' and '-'"
+            f"{name!r:.120} is no model name",
+            who="models",
+            got=name,
+            expected="up to 100 letters, digits, '.', '_' and '-'",
         )
-    known = _read()
-    owner = taken.get(name) or (f"the user, for {known[name]}" if name in known else None)
-    if owner is not None:
-        raise ConfigError(
-            f"model {name!r} is already registered by {owner}", who="models", got=name, fix="choose another name"
+    file = _existing(path)
+    if not any(backend.claims(file) for backend in backends.values()):
+        names = ", ".join(backends) or "none is installed"
+        raise CapabilityError(
+            f"no target backend knows this format; asked: {names}",
+            who="models",
+            where=str(file),
+            got=path,
+            expected="a model file",
+            fix="pip install power-llamacpp for GGUF files; see `power plugins`",
         )
-    if not file.is_file():
-        raise ArtifactError("no such file", who="models", where=str(file), got=path, expected="a model file")
-    _write({**known, name: str(file)})
+    with _changing() as known:
+        owner = taken.get(name) or (f"the user, for {known[name]}" if name in known else None)
+        if owner is not None:
+            raise ConfigError(
+                f"model {name!r} is already registered by {owner}", who="models", got=name, fix="choose another name"
+            )
+        known[name] = str(file)
     return file
 
 
@@ -78,19 +98,34 @@ def remove_model(name: str) -> None:
     Raises:
         ConfigError: No model of that name was added, or the record cannot be written.
     """
-    known = _read()
-    if name not in known:
-        raise ConfigError(
-            f"no model {name!r} was added",
-            who="models",
-            got=name,
-            expected="one of " + (", ".join(sorted(known)) or "none, nothing was added"),
-        )
-    _write({key: path for key, path in known.items() if key != name})
+    with _changing() as known:
+        if name not in known:
+            raise ConfigError(
+                f"no model {name!r:.120} was added",
+                who="models",
+                got=name,
+                expected="one of " + (", ".join(sorted(known)) or "none, nothing was added"),
+            )
+        del known[name]
+
+
+def _existing(path: str | Path) -> Path:
+    """The absolute path of a file or folder that is there; a pipe or a device is none."""
+    try:
+        file = Path(path).expanduser().absolute()
+        kind = file.stat().st_mode
+    except (OSError, RuntimeError, ValueError) as exc:  # no such user; a NUL in it
+        cause = "no such file" if isinstance(exc, FileNotFoundError) else getattr(exc, "strerror", None) or exc
+        raise ArtifactError(
+            f"{cause}", who="models", where=f"{path!s:.200}", got=path, expected="a model file"
+        ) from exc
+    if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
+        raise ArtifactError("not a regular file", who="models", where=str(file), got=path, expected="a model file")
+    return file
 
 
 def _locate(name: str, path: Path) -> Path:
-    if not path.is_file():
+    if not path.is_file() and not path.is_dir():
         raise ArtifactError(
             f"the file of model {name!r} is gone",
             who="models",
@@ -101,8 +136,29 @@ def _locate(name: str, path: Path) -> Path:
     return path
 
 
+@contextmanager
+def _changing() -> Iterator[dict[str, str]]:
+    """
+    The record, written back where the block ends; another process that changes it waits, so that nothing is lost.
+
+    Raises:
+        ConfigError: It cannot be read or written.
+    """
+    file = models_file()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise ConfigError(f"cannot be written: {exc.strerror}", who="models", where=str(file), got=file) from exc
+    with locked(file.parent):
+        table = _read()
+        yield table
+        _write(table)
+
+
 def _read() -> dict[str, str]:
     file = models_file()
+    if file.exists() and not file.is_file():  # a pipe would be waited for
+        raise ConfigError("not a regular file", who="models", where=str(file), fix="delete it")
     try:
         table = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -127,7 +183,6 @@ def _write(table: Mapping[str, str]) -> None:
 
 
 def _replace(file: Path, text: str) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=file.name)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as out:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import types
 from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
+from pathlib import Path
 from typing import Any, Union, get_args, get_origin
 
 import attrs
@@ -64,7 +66,9 @@ def type_name(wanted: Any) -> str:
     """
     if get_origin(wanted) in (Union, types.UnionType):
         return " or ".join(type_name(part) for part in get_args(wanted) if part is not type(None))
-    names = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
+    if isinstance(wanted, type) and issubclass(wanted, Enum):
+        return " or ".join(repr(member.value) for member in wanted)
+    names = {int: "an integer", float: "a number", bool: "true or false", str: "a string", Path: "a path"}
     return names.get(wanted, str(wanted if get_origin(wanted) else getattr(wanted, "__name__", wanted)))
 
 

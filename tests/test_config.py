@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from attrs import frozen
 from power_core.capabilities import Registration
 from power_core.config import PowerConfig, load_config
 from power_core.errors import ConfigError
+from power_core.plugins import load_plugins
 from power_core.request import SamplingSpec
+from power_core.structuring import type_name
 from power_core.testing import RandomDrafter, scripted_plugins
 
 
@@ -193,6 +196,48 @@ def test_sections_nobody_owns_are_refused(tmp_path: Path) -> None:
         config.check_plugins(plugins)
     plugins.blocked.append("other")
     config.check_plugins(plugins)
+
+
+@pytest.mark.parametrize(("line", "found"), [
+    ("rnig = 5", "did you mean 'ring'?"), ("ring = 'x'", "expected an integer"), ("executor = 'gpu'", "one of auto"),
+    ("full_block = 1", "expected true or false"), ("draft_margin = 2", "a number from 0 to 1"),
+])  # fmt: skip
+def test_sections_of_installed_plugins_are_checked_before_they_are_used(tmp_path: Path, line: str, found: str) -> None:
+    """A section is wrong when it is read, not on the day its strategy is first asked for."""
+    pytest.importorskip("power_dflash")
+    config = load(tmp_path, f"[plugin.dflash]\n{line}\n")
+    with pytest.raises(ConfigError) as caught:
+        config.check_plugins(load_plugins())
+    assert found in str(caught.value)
+    assert "power.toml" in str(caught.value)
+    assert "[plugin.dflash]" in str(caught.value)
+
+
+def test_a_shared_key_for_another_scale_is_no_error_of_a_section(tmp_path: Path) -> None:
+    """What a section inherits is its strategy's business once it is used: another may have a wider range."""
+    pytest.importorskip("power_dflash")
+    config = load(tmp_path, "spec_draft_margin = 5\n[plugin.dflash]\nring = 64\n")
+    config.check_plugins(load_plugins())
+
+
+@pytest.mark.parametrize("key", ["spec_draft_margin", "spec_draft_p_min", "deadline", "prompt_cache_ttl"])
+@pytest.mark.parametrize("value", ["inf", "nan", "-inf"])
+def test_bounds_are_numbers(tmp_path: Path, key: str, value: str) -> None:
+    """No clock waits for infinity, and nothing compares with what is no number."""
+    with pytest.raises(ConfigError, match=f"{key} is "):
+        load(tmp_path, f"{key} = {value}\n")
+    with pytest.raises(ConfigError, match=f"POWER_{key.upper()}: {key} is "):
+        load(tmp_path, environ={f"POWER_{key.upper()}": value})
+
+
+def test_choices_are_named_by_their_values() -> None:
+    """An enumeration's name says nothing to the reader of a file."""
+
+    class Choice(StrEnum):
+        ON = "on"
+        OFF = "off"
+
+    assert (type_name(Choice), type_name(Path | None)) == ("'on' or 'off'", "a path")
 
 
 def test_section_for_a_plugin_that_takes_none(tmp_path: Path) -> None:

@@ -1,8 +1,7 @@
 """
 Folders that are being filled or emptied: hidden, locked while somebody works in them, swept when nobody does.
 
-A process that is killed leaves its folder behind, with a whole drafter in it. The lock is the system's, so it ends
-with the process that held it, however that ended.
+A process that is killed leaves its folder behind, with a whole drafter in it; its lock ends with it.
 """
 
 from __future__ import annotations
@@ -11,9 +10,11 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from power_core.locks import HAS_LOCKS, try_lock
 
 __all__ = ["HIDDEN", "hidden_folder", "sweep"]
 
@@ -22,18 +23,6 @@ HIDDEN = "."
 _PREFIXES = (f"{HIDDEN}admitting-", f"{HIDDEN}removing-")
 _YOUNG_S = 60.0  # a folder is made, and only then locked
 _OLD_S = 86_400.0  # where there are no locks: longer than any copy takes
-
-
-def _flock() -> Callable[[int], None] | None:
-    """Locks a descriptor, or raises; None on Windows, which has no such locks."""
-    try:
-        import fcntl
-    except ImportError:
-        return None
-    return lambda descriptor: fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-_LOCK = _flock()
 
 
 @contextmanager
@@ -49,7 +38,7 @@ def hidden_folder(root: Path, purpose: str) -> Iterator[Path]:
         OSError: It cannot be made.
     """
     folder = Path(tempfile.mkdtemp(dir=root, prefix=f"{HIDDEN}{purpose}-"))
-    lock = _locked(folder)
+    lock = try_lock(folder)
     try:
         yield folder
     finally:
@@ -70,24 +59,9 @@ def _is_abandoned(folder: Path) -> bool:
     if folder.is_symlink() or not folder.is_dir():  # none of ours
         return False
     age = time.time() - folder.stat().st_mtime
-    if _LOCK is None:
+    if not HAS_LOCKS:
         return age > _OLD_S
-    if age < _YOUNG_S or (lock := _locked(folder)) is None:
+    if age < _YOUNG_S or (lock := try_lock(folder)) is None:  # held; or no locks in this file system: it stays
         return False
     os.close(lock)
     return True
-
-
-def _locked(folder: Path) -> int | None:
-    """A descriptor that holds the lock of *folder*; None where another one does, or there are no locks here."""
-    if _LOCK is None:
-        return None
-    descriptor = None
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-        _LOCK(descriptor)
-    except OSError:  # held; or a file system that has none: then nothing is ever swept
-        if descriptor is not None:
-            os.close(descriptor)
-        return None
-    return descriptor

@@ -44,9 +44,17 @@ def models(ctx: click.Context, as_json: bool) -> None:
 @json_option
 @click.pass_obj
 def add(state: State, name: str, path: Path, as_json: bool) -> None:
-    """Give the file PATH a model NAME."""
-    taken = {item.name: item.owner for item in state.plugins.registry.models}
-    file = store.add_model(name, path, taken)
+    """
+    Give the file PATH a model NAME.
+
+    PATH may be a folder where a backend loads such. It is not loaded, but a backend must know its format.
+    """
+    from power_core.strategies import make_configured
+
+    registry, config = state.plugins.registry, state.config({})
+    taken = {item.name: item.owner for item in registry.models}
+    backends = {item.name: make_configured(config, item) for item in registry.targets}
+    file = store.add_model(name, path, taken, backends)
     if as_json:
         print_json({"added": name, "path": str(file)})
     else:

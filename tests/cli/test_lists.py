@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -11,12 +13,12 @@ from unittest.mock import Mock
 import pytest
 from click.testing import Result
 
-from power_core import user_cache
+from power_core import models, user_cache
 from power_core.cli.doctor import break_even
 from power_core.errors import BackendError
 from power_core.hookspecs import hookimpl
 from power_core.plugins import PluginFailure
-from power_core.testing import ScriptedTarget, inline_plugin, padded_class
+from power_core.testing import ScriptedBackend, ScriptedTarget, inline_plugin, padded_class
 
 Power = Callable[..., Result]
 
@@ -91,6 +93,39 @@ def test_a_record_that_cannot_be_kept_is_one_line(
     assert "models.json: cannot be written: Permission denied" in refused.stderr
     (home / "power" / "models.json").write_text("[" * 100_000)
     assert "models.json: not JSON" in power("models").stderr
+
+
+@pytest.mark.parametrize(("path", "said"), [
+    ("notes.txt", "notes.txt: no target backend knows this format; asked: scripted"),
+    ("folder", "folder: no target backend knows this format; asked: scripted"),
+    ("pipe.scripted", "pipe.scripted: not a regular file"),
+    ("~no-such-user/m.scripted", "~no-such-user/m.scripted: "),
+    ("x" * 300 + ".scripted", "File name too long"),
+])  # fmt: skip
+def test_what_no_backend_claims_is_not_added(power: Power, tmp_path: Path, path: str, said: str) -> None:
+    """The backends that were asked are named, nothing is waited for, and nothing is recorded."""
+    (tmp_path / "notes.txt").write_text("hi")
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe.scripted")
+    result = power("models", "add", "mine", path)
+    assert (result.exit_code, result.stderr.count("\n"), result.stdout) == (2, 1, "")
+    assert said in result.stderr
+    assert [item["name"] for item in json.loads(power("models", "--json").stdout)["models"]] == ["toy"]
+
+
+def test_a_folder_that_a_backend_claims_is_a_model(power: Power, tmp_path: Path) -> None:
+    """Some models are folders: they are added and found as files are."""
+    (tmp_path / "folder.scripted").mkdir()
+    assert power("models", "add", "mine", "folder.scripted").exit_code == 0
+    assert str(models.added_models()["mine"].locate()) == str(tmp_path / "folder.scripted")
+
+
+def test_models_added_at_once_are_all_kept(toy: Any, tmp_path: Path) -> None:
+    """Two that read the same record would each write it back without the other's."""
+    backends = {"scripted": ScriptedBackend()}
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda i: models.add_model(f"m{i}", tmp_path / "toy.scripted", {}, backends), range(16)))
+    assert sorted(models.added_models()) == sorted(f"m{i}" for i in range(16))
 
 
 def test_models_whose_file_is_gone_say_so(power: Power, tmp_path: Path) -> None:
