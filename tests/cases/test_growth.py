@@ -6,7 +6,9 @@ import os
 import random
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from power_ngram.config import NgramContextConfig, PromptLookupConfig, SuffixConfig
@@ -18,6 +20,8 @@ from parity.conftest import open_engine
 from power_core.config import PowerConfig
 from power_core.drafter import DraftRequest
 from power_core.engine import Engine
+from power_core.errors import DeadlineError
+from power_core.generation import Generation
 from power_core.runtime import Runtime
 from power_core.testing.gguf import tiny_llama
 
@@ -59,9 +63,30 @@ def test_memory_is_flat_over_many_requests(runtime: Runtime, engine: Engine, max
         assert adaptive.loop.active == 0
 
 
+def soak_request(engine: Engine, draw: random.Random, number: int) -> Generation | None:
+    """
+    A request of its own strategy, client, key and deadline.
+
+    Every fifth is cancelled, half of these after their first token. None where its deadline passed on the way in.
+    """
+    try:
+        generation = engine.generate(
+            [*range(3, 60), *(draw.randrange(3, 320) for _ in range(number % 9 + 1))],
+            max_tokens=6, spec=("off", "suffix")[number % 2], client=str(number % 3),
+            prompt_cache_key=(None, "a", "b")[number % 3], deadline_s=None if number % 7 else 0.001,
+        )  # fmt: skip
+        if number % 10 == 0:
+            next(generation)
+    except DeadlineError:
+        return None
+    if number % 5 == 0:
+        generation.cancel()
+    return generation
+
+
 @needs_proc
 @pytest.mark.parametrize("count", [200, pytest.param(1000, marks=pytest.mark.slow)])
-def test_soak(tmp_path: Path, count: int) -> None:
+def test_soak(tmp_path: Path, record_property: Callable[[str, object], None], count: int) -> None:
     """Kept prompts, deadlines, clients and every fifth request cancelled: memory flat, every place back."""
     pytest.importorskip("gguf", reason="pip install 'power-core[testing]'")
     config = PowerConfig(sections=SECTIONS, prompt_cache_bytes=1 << 20, queue_max=16)
@@ -71,31 +96,32 @@ def test_soak(tmp_path: Path, count: int) -> None:
 
         def serve_all(first: int, last: int) -> None:
             for start in range(first, last, 8):
-                running = [
-                    engine.generate(
-                        [*range(3, 60), *(draw.randrange(3, 320) for _ in range(number % 9 + 1))],
-                        max_tokens=6, spec=("off", "suffix")[number % 2], client=str(number % 3),
-                        prompt_cache_key=(None, "a", "b")[number % 3], deadline_s=None if number % 7 else 0.001,
-                    )
-                    for number in range(start, start + 8)
-                ]  # fmt: skip
-                for number, generation in enumerate(running, start):
-                    if number % 5 == 0:
-                        generation.cancel()
-                    generation.drain()
+                running = [soak_request(engine, draw, number) for number in range(start, start + 8)]
+                for generation in running:
+                    if generation is not None:
+                        generation.drain()
 
-        serve_all(0, count // 4)
+        def four() -> tuple[list[tuple[Any, ...]], int]:
+            """Fields of four requests at once, and the steps they took: more where a sequence is missing."""
+            steps = engine.stats().totals.steps
+            results = engine.generate_many([engine.request("One", max_tokens=4)] * 4)
+            return [fields_of(result) for result in results], engine.stats().totals.steps - steps
+
+        expected = four()
+        serve_all(0, count // 5)
         before = resident_mb()
-        serve_all(count // 4, count)
-        assert resident_mb() - before < 20
-        stats = engine.stats()
+        serve_all(count // 5, count)
+        growth = resident_mb() - before
+        record_property("growth_mb", growth)
+        assert growth < 20
+        stats, counters = engine.stats(), engine.stats().queue.counters
         assert (engine.loop.active, stats.queue.active, stats.queue.waiting) == (0, 0, 0)
-        assert stats.queue.counters.submitted == stats.queue.counters.released + stats.queue.counters.expired + (
-            stats.queue.counters.cancelled
-        )
+        assert counters.submitted == count + 4 == counters.released + counters.expired + counters.cancelled
+        assert stats.totals.finished["cancelled"] >= count // 5 - count // 35 - 1  # less those that came too late
         assert stats.cache is not None
         assert stats.cache.nbytes <= 1 << 20
         assert stats.cache.counters.hits > count // 10
+        assert four() == expected
 
 
 CONFIGS = [

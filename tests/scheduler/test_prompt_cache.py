@@ -205,6 +205,7 @@ class Cache(RuleBasedStateMachine):
         if hit is None:
             return None
         assert 0 < hit.length < len(prompt)
+        assert hit._entry.key == key
         assert hit._entry.tokens[: hit.length] == prompt[: hit.length]
         self.held.append(hit)
         return hit
@@ -218,6 +219,14 @@ class Cache(RuleBasedStateMachine):
                 hit.release()
             self.held.remove(hit)
 
+    @rule(hit=consumes(hits))
+    def cannot_be_loaded(self, hit):
+        if hit is not None:
+            self.cache.forget(hit)
+            assert hit._entry not in self.cache._entries.values()
+            hit.release()
+            self.held.remove(hit)
+
     @rule(seconds=st.integers(1, 25))
     def time_passes(self, seconds):
         self.now += seconds
@@ -229,6 +238,8 @@ class Cache(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_lost(self):
+        counters = self.cache.counters
+        assert counters.requests == counters.hits + counters.misses
         held = {id(hit._entry): hit._entry.nbytes for hit in self.held}
         assert self.cache.entries <= 4
         assert self.cache.nbytes <= 300 + sum(held.values())
