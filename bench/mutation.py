@@ -67,7 +67,7 @@ TESTS = {
     "power_core/sampling": [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("tests/test_sampling*.py"))],
     "power_core/scheduler": ["tests/scheduler", *(f"tests/engine/test_{name}.py" for name in ENGINE)],
 }
-PARAMETERS = 4  # of a test: where there are more, they are evenly chosen
+PARAMETERS = 12  # of a test: where there are more, they are evenly chosen
 OUT = os.fdopen(os.dup(1), "w", buffering=1)  # what pytest prints goes nowhere
 Key = tuple[str, int]  # a function: its qualified name and its first line
 IDLE_S = 10.0  # without any processor time: it waits for what never comes

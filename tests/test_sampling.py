@@ -105,9 +105,9 @@ def test_any_integer_is_a_seed() -> None:
 
 def test_fresh_seeds_differ() -> None:
     """Without a seed each request takes 64 fresh bits."""
-    seeds = {resolve_seed(SamplingSpec()) for _ in range(8)}
-    assert len(seeds) == 8
-    assert all(0 <= seed < 2**64 for seed in seeds)
+    seeds = {resolve_seed(SamplingSpec()) for _ in range(64)}
+    assert len(seeds) == 64
+    assert 2**63 <= max(seeds) < 2**64
 
 
 # --- greedy
@@ -415,6 +415,7 @@ def test_processors_run_in_order_after_penalties_and_may_return_an_array() -> No
     ("result", "message"),
     [
         (lambda x: x[:-1], r"returned float32\[3\]"),
+        (lambda x: np.append(x, x), r"returned float32\[8\]"),
         (lambda x: x.astype(np.float64), r"returned float64\[4\]"),
         (lambda x: x.tolist(), "returned list"),
         (lambda x: x * np.float32("nan"), "left NaN"),
@@ -517,26 +518,43 @@ def test_a_checkpoint_can_be_restored_twice_and_foreign_ones_are_refused() -> No
 
 
 @pytest.mark.parametrize(
-    ("changes", "where"),
+    ("changes", "where", "expected"),
     [
-        ({"logit_bias": {8: 1.0}}, "logit_bias"),
-        ({"logit_bias": {-1: 1.0}}, "logit_bias"),
-        ({"logit_bias": {"3": 1.0}}, "logit_bias"),
-        ({"logit_bias": {3: math.nan}}, "logit_bias"),
-        ({"logit_bias": {3: math.inf}}, "logit_bias"),
-        ({"logit_bias": {3: -1e39}}, "logit_bias"),
-        ({"logprobs": -1}, "logprobs"),
-        ({"logprobs": MAX_LOGPROBS + 1}, "logprobs"),
-        ({"logprobs": 2.0}, "logprobs"),
-        ({"top_k": 2.5}, "top_k"),
-        ({"penalty_window": 1.5}, "penalty_window"),
+        ({"logit_bias": {8: 1.0}}, "logit_bias", "0 to 7"),
+        ({"logit_bias": {9: 1.0}}, "logit_bias", "0 to 7"),
+        ({"logit_bias": {-1: 1.0}}, "logit_bias", "0 to 7"),
+        ({"logit_bias": {"3": 1.0}}, "logit_bias", "0 to 7"),
+        ({"logit_bias": {3: math.nan}}, "logit_bias", "a number up to 1e+30, or -inf as a ban"),
+        ({"logit_bias": {3: math.inf}}, "logit_bias", "a number up to 1e+30, or -inf as a ban"),
+        ({"logit_bias": {3: -1.1e30}}, "logit_bias", "a number up to 1e+30, or -inf as a ban"),
+        ({"logit_bias": {3: "1"}}, "logit_bias", "a number up to 1e+30, or -inf as a ban"),
+        ({"logprobs": -1}, "logprobs", "0 to 1024"),
+        ({"logprobs": MAX_LOGPROBS + 2}, "logprobs", "0 to 1024"),
+        ({"logprobs": MAX_LOGPROBS + 1}, "logprobs", "0 to 1024"),
+        ({"logprobs": 2.0}, "logprobs", "0 to 1024"),
+        ({"top_k": 2.5}, "top_k", "an integer"),
+        ({"penalty_window": 1.5}, "penalty_window", "an integer"),
+        ({"processors": (len, "len")}, "processors", "a function of (tokens, logits)"),
     ],
 )
-def test_what_does_not_fit_is_refused_at_once(changes: dict[str, Any], where: str) -> None:
-    """A bad setting fails when the request is made, naming the setting."""
+def test_what_does_not_fit_is_refused_at_once(changes: dict[str, Any], where: str, expected: str) -> None:
+    """A bad setting fails when the request is made, naming the setting and what it may be."""
     with pytest.raises(RequestError) as caught:
         sampler_of(SamplingSpec(**changes))
-    assert caught.value.where == where
+    assert (caught.value.where, caught.value.expected) == (where, expected)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"logit_bias": {0: -1e30, 7: 1e30, 3: -math.inf, 4: np.float32(0.5), 5: 0}},
+        {"logprobs": 0},
+        {"logprobs": MAX_LOGPROBS},
+    ],
+)
+def test_the_ends_of_each_range_are_allowed(changes: dict[str, Any]) -> None:
+    """And numpy's numbers are numbers."""
+    assert sampler_of(SamplingSpec(**changes)).sample(random_rows(8), 0) in range(8)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -34,7 +34,7 @@ def test_a_window_is_needed_where_a_logit_can_change(changes: dict[str, float], 
     assert PenaltyWindow.is_needed(SamplingSpec(**{"penalty_window": 64, **changes})) is is_needed  # type: ignore[arg-type] # by name
 
 
-@pytest.mark.parametrize("window", [-1, 1, 2, 3, 5, 9])
+@pytest.mark.parametrize("window", [-1, 0, 1, 2, 3, 5, 9])
 @pytest.mark.parametrize("num_prompt", [0, 1, 2, 3, 5])
 def test_counts_follow_the_window_forth_and_back(window: int, num_prompt: int) -> None:
     """After every push and pop the counts are those of the last tokens of the history."""
@@ -44,7 +44,7 @@ def test_counts_follow_the_window_forth_and_back(window: int, num_prompt: int) -
     penalties = PenaltyWindow(spec, history)
 
     def expected() -> dict[int, int]:
-        return dict(Counter(history if window < 0 else history[-window:]))
+        return dict(Counter(history if window < 0 else history[max(0, len(history) - window) :]))
 
     assert penalties._counts == expected()
     for token in tokens[num_prompt:]:

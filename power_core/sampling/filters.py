@@ -152,9 +152,7 @@ def _smallest_set(scores: Floats, p: Floats, mass: float) -> Ids:
     buckets = depth.astype(np.int32)  # a conversion that numpy vectorises, unlike the one to int64
     reached = np.cumsum(np.bincount(buckets, weights=p))
     edge = int(np.searchsorted(reached, mass))
-    if edge == reached.size:  # rounding left the sum just below the mass
-        return np.arange(scores.size)
-    inside = np.flatnonzero(buckets == edge)
+    inside = np.flatnonzero(buckets == edge)  # none where rounding left the sum of all just below the mass
     inside = inside[np.argsort(-scores[inside], kind="stable")]
     before = reached[edge - 1] if edge else 0.0
     count = int(np.searchsorted(before + np.cumsum(p[inside]), mass)) + 1

@@ -46,9 +46,9 @@ class PenaltyWindow:
 
     def pop(self) -> None:
         """The last token of the history is about to be removed."""
-        self._drop(self._history[-1])
         if 0 <= self._size < len(self._history):
             self._add(self._history[-1 - self._size])
+        self._drop(self._history[-1])
 
     def apply(self, row: NDArray[np.float32]) -> None:
         """Penalise *row* (float32[vocab]) in place, in the form of llama.cpp's penalties sampler."""
