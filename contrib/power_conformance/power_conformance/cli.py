@@ -23,16 +23,26 @@ __all__ = ["conformance"]
 @click.option("--rule", "rules", multiple=True, metavar="ID", help="Run this rule only; may be repeated.")
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of the texts.")
 @click.option("--reasons", is_flag=True, help="Say why rules are not applicable.")
+@click.option(
+    "--durations", type=click.IntRange(min=0), default=0, metavar="N", help="Show the N rules that took longest."
+)
 @json_option
 @click.pass_context
 def conformance(
-    ctx: click.Context, plugins: tuple[str, ...], rules: tuple[str, ...], seed: int, reasons: bool, as_json: bool
+    ctx: click.Context,
+    plugins: tuple[str, ...],
+    rules: tuple[str, ...],
+    seed: int,
+    reasons: bool,
+    durations: int,
+    as_json: bool,
 ) -> None:
     """
     Check that installed plugins keep their promises; all of them, or those named.
 
     A plugin is checked as a package, with each zero-weight strategy on a scripted target, and with the
     fixtures it offers. Exits with 1 where a rule is broken. `power receipt verify` checks what --json prints.
+    --durations counts seconds of processor time, which other programs on the machine do not change.
     """
     from power_conformance.registry import find_rule
     from power_conformance.report import document
@@ -47,7 +57,7 @@ def conformance(
     if as_json:
         print_json(document(reports, seed=seed, selected=selected))
     else:
-        _print(reports, reasons=reasons)
+        _print(reports, reasons=reasons, durations=durations)
     ctx.exit(1 if any(report.has_failed for report in reports) else 0)
 
 
@@ -67,10 +77,13 @@ def _silence_logs() -> None:
     )
 
 
-def _print(reports: Sequence[PluginReport], *, reasons: bool) -> None:
-    from power_conformance.report import table
+def _print(reports: Sequence[PluginReport], *, reasons: bool, durations: int) -> None:
+    from power_conformance.report import slowest, table
 
     print_table(table(reports))
+    if durations:
+        click.echo()
+        print_table(slowest(reports, durations))
     for report in reports:
         for subject in report.subjects:
             for outcome in subject.outcomes:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import keyword
 import re
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -12,11 +14,15 @@ from string import Template
 import click
 
 from power_core.capabilities import AUTO, OFF, RESERVED
+from power_core.cli.state import State
 from power_core.errors import ConfigError
+from power_core.plugins import LoadedPlugin, PluginFailure, PluginSet
 
-__all__ = ["new_plugin", "write_project"]
+__all__ = ["expect_new", "new_plugin", "write_project"]
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
+_NO_NAMES = (OFF, AUTO, *RESERVED, "core")  # power_core is the core's own package
+_TABLES = {"target": ("targets",), "drafter": ("strategies",), "artifact": ("strategies", "contracts")}
 
 
 @click.command("new-plugin")
@@ -25,15 +31,44 @@ _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 @click.option(
     "--directory", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Where. [default: power-NAME]"
 )
-def new_plugin(name: str, kind: str, directory: Path | None) -> None:
+@click.pass_obj
+def new_plugin(state: State, name: str, kind: str, directory: Path | None) -> None:
     """
     Write a plugin project NAME: installable, typed, tested, and passing its own conformance run.
 
     NAME is the entry point, and the name of the strategy, file suffix or artifact kind; the distribution is power-NAME.
+    What is installed under that name already is refused, unless --directory says that another one is meant.
     """
+    if directory is None:
+        expect_new(name, kind, state.plugins)
     folder = write_project(name, kind, Path(f"power-{name}") if directory is None else directory)
     click.echo(f"wrote {folder}")
     click.echo(f"next: pip install -e '{folder}[test]' && power conformance {name}")
+
+
+def expect_new(name: str, kind: str, plugins: PluginSet) -> None:
+    """
+    Refuse the name of something installed: the new project would replace it, or one of the two would not load.
+
+    Args:
+        name: Of the new plugin.
+        kind: What it is to provide.
+        plugins: What is installed.
+
+    Raises:
+        ConfigError: The name is taken.
+    """
+    tables = (getattr(plugins.registry, table) for table in _TABLES[kind])
+    taken = [f"the {table.kind} of {table.get(name).owner}" for table in tables if name in table]
+    found: list[LoadedPlugin | PluginFailure] = [*plugins.loaded, *plugins.failures]
+    taken += [f"the plugin of {each.distribution} {each.version}" for each in found if each.name == name]
+    with suppress(PackageNotFoundError):
+        taken.append(f"installed as power-{name} {version(f'power-{name}')}")
+    if taken:
+        raise ConfigError(
+            f"{name!r} is {taken[-1]}", who="new-plugin", got=name,
+            fix="choose another name, or say with --directory where to write another plugin of that name",
+        )  # fmt: skip
 
 
 def write_project(name: str, kind: str, folder: Path) -> Path:
@@ -56,7 +91,7 @@ def write_project(name: str, kind: str, folder: Path) -> Path:
 def _values(name: str) -> dict[str, str]:
     """What the templates' placeholders stand for."""
     identifier = name.replace("-", "_")
-    if not _NAME.fullmatch(name) or keyword.iskeyword(identifier) or name in (OFF, AUTO, *RESERVED):
+    if not _NAME.fullmatch(name) or keyword.iskeyword(identifier) or name in _NO_NAMES:
         raise ConfigError(
             f"{name!r} is no name for a plugin", who="new-plugin", got=name,
             expected="lower-case letters, digits and single hyphens, not a reserved word", fix="for example my-drafter",

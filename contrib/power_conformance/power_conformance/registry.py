@@ -56,6 +56,7 @@ class Rule:
         applies_to: The kind of subject that `check` is given.
         look: Where the promise is written down.
         check: Raises `Finding` where the promise is broken, `NotApplicable` where it does not concern the subject.
+        closes_model: Whether the check leaves the subject's model closed.
     """
 
     id: str
@@ -63,6 +64,7 @@ class Rule:
     applies_to: Kind
     look: str
     check: Callable[[Any], None] = field(repr=False)
+    closes_model: bool = False
 
     def run(self, subject: object) -> None:
         """
@@ -89,13 +91,14 @@ class Rule:
 _RULES: dict[str, Rule] = {}
 
 
-def rule(rule_id: str, *, look: str) -> Callable[[Check], Check]:
+def rule(rule_id: str, *, look: str, closes_model: bool = False) -> Callable[[Check], Check]:
     """
     Register a check under *rule_id*; its docstring is the rule's sentence.
 
     Args:
         rule_id: Its first letter says what it applies to.
         look: Where the promise is written down.
+        closes_model: Whether the check leaves the subject's model closed: the next rule needs another one.
     """
     kind = next(kind for kind in Kind if kind.value[0] == rule_id[0].lower())
 
@@ -103,7 +106,7 @@ def rule(rule_id: str, *, look: str) -> Callable[[Check], Check]:
         title = " ".join((inspect.getdoc(check) or "").split())
         if rule_id in _RULES or not title:
             raise ValueError(f"rule {rule_id} is registered twice or has no sentence")
-        _RULES[rule_id] = Rule(rule_id, title, kind, look, check)
+        _RULES[rule_id] = Rule(rule_id, title, kind, look, check, closes_model)
         return check
 
     return register

@@ -22,16 +22,25 @@ from power_core.evidence.environment import process_environment
 from power_core.evidence.schema import converter
 from power_core.types import JSON
 
-__all__ = ["Outcome", "PluginReport", "SubjectReport", "document", "table"]
+__all__ = ["Outcome", "PluginReport", "SubjectReport", "document", "slowest", "table"]
 
 
 @frozen
 class Outcome:
-    """A rule, and how it ended: kept, broken, or not applicable for a reason."""
+    """
+    A rule, and how it ended: kept, broken, or not applicable for a reason.
+
+    Args:
+        rule: The rule.
+        failure: Where it is broken.
+        reason: Why it is not applicable.
+        seconds: Of processor time, models and child processes included. No part of the document: two runs are to agree.
+    """
 
     rule: Rule
     failure: ConformanceFailure | None = None
     reason: str | None = None
+    seconds: float = 0.0
 
     @property
     def word(self) -> str:
@@ -74,6 +83,16 @@ def table(reports: Sequence[PluginReport]) -> list[tuple[str, ...]]:
             counts = (str(subject.count(word)) for word in ("passed", "failed", "not applicable"))
             rows.append((f"{report.name} {report.version}", subject.name, *counts))
     return rows
+
+
+def slowest(reports: Sequence[PluginReport], count: int) -> list[tuple[str, ...]]:
+    """Rows of text: a head, the *count* checks that took most processor time, and the sum over all checks."""
+    checks = [(each.seconds, f"{report.name} {report.version}", subject.name, each.rule.id)
+              for report in reports for subject in report.subjects for each in subject.outcomes]  # fmt: skip
+    found = sorted(checks, key=lambda check: -check[0])[:count]
+    rows = [(plugin, subject, rule, f"{seconds:.2f}") for seconds, plugin, subject, rule in found]
+    total = sum(seconds for seconds, *_ in checks)
+    return [("PLUGIN", "SUBJECT", "RULE", "SECONDS"), *rows, ("all", "", str(len(checks)), f"{total:.2f}")]
 
 
 def document(reports: Sequence[PluginReport], *, seed: int, selected: Sequence[str]) -> JSON:

@@ -29,8 +29,9 @@ __all__ = [
     "ordinary_ids",
 ]
 
-# Small enough to run into every edge, large enough for several sequences and rolled-back rows.
-DEFAULT_OPTIONS = SessionOptions(context_size=64, max_sequences=3, max_rows=8, rollback_rows=4)
+# Small enough to run into every edge, large enough for several sequences and rolled-back rows. One thread, because
+# on models that small several only wait for each other, and on a busy machine they wait long.
+DEFAULT_OPTIONS = SessionOptions(context_size=64, max_sequences=3, max_rows=8, rollback_rows=4, threads=1)
 
 
 @frozen

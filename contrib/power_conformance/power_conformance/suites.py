@@ -12,8 +12,8 @@ import pytest
 from power_conformance.failures import NotApplicable
 from power_conformance.fixtures import contract_subject
 from power_conformance.registry import Kind, Rule, rules_of
-from power_conformance.runner import other_contracts
 from power_conformance.subjects import DEFAULT_OPTIONS, DrafterSubject, PluginSubject, TargetSubject
+from power_conformance.trials import other_contracts
 from power_core.artifacts import ArtifactContract
 from power_core.drafter import Drafter
 from power_core.hookspecs import ENTRY_POINT_GROUP

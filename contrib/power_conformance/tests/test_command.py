@@ -68,6 +68,16 @@ def test_bad_input_is_one_line(args: list[str], message: str, capfd: pytest.Capt
     assert err.count("\n") == 1
 
 
+def test_durations_name_the_slowest_rules(good: EntryPoint) -> None:
+    """The slowest rule first, and the sum of all: P-LAZY-01 starts a process, P-NAME-01 compares three names."""
+    rules = ["--rule", "P-NAME-01", "--rule", "P-LAZY-01", "--rule", "P-TYPED-01"]
+    lines = [line.split() for line in run("good", *rules, "--durations", "1").output.splitlines()]
+    assert lines[3] == ["PLUGIN", "SUBJECT", "RULE", "SECONDS"]
+    assert lines[4][:4] == ["good", "1.0", "plugin", "P-LAZY-01"]
+    assert lines[5][:2] == ["all", "3"]
+    assert float(lines[5][2]) >= float(lines[4][4]) > 0
+
+
 def report(good: EntryPoint, path: Path) -> dict[str, Any]:
     result = run("good", "--json", "--rule", "P-NAME-01", "--rule", "P-MODEL-01", "--seed", "5")
     path.write_text(result.output)

@@ -15,12 +15,15 @@ from pathlib import Path
 import pytest
 from power_conformance.new_plugin import write_project
 
+from power_core.cli import cli
+from power_core.cli.state import State
 from power_core.errors import ConfigError
+from power_core.plugins import LoadedPlugin, load_plugins
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
-@pytest.mark.parametrize("name", ["Mine", "1st", "a--b", "off", "auto", "class", "a_b", "", "-x"])
+@pytest.mark.parametrize("name", ["Mine", "1st", "a--b", "off", "auto", "class", "core", "a_b", "", "-x"])
 def test_refuses_bad_names(name: str, tmp_path: Path) -> None:
     """A name that cannot be distribution, package and entry point at once is refused."""
     with pytest.raises(ConfigError, match="is no name for a plugin"):
@@ -32,6 +35,39 @@ def test_refuses_a_folder_with_files(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(ConfigError, match="not empty"):
         write_project("mine", "drafter", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "message"),
+    [
+        ("conformance", "target", "'conformance' is installed as power-conformance "),
+        ("other-name", "target", "'other-name' is the plugin of power-others 2.0"),
+        ("taken", "drafter", "'taken' is the strategy of power-other 1.0"),
+        ("taken", "artifact", "'taken' is the strategy of power-other 1.0"),
+    ],
+)
+def test_refuses_what_is_installed(
+    name: str,
+    kind: str,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """One line and exit code 2, and nothing is written, unless another folder is named on purpose."""
+    monkeypatch.chdir(tmp_path)
+    plugins = load_plugins()
+    plugins.registry.registrar("power_register_strategies", "other", "power-other 1.0")("taken", object)
+    plugins.loaded.append(LoadedPlugin("other-name", "power-others", "2.0"))
+    monkeypatch.setattr(State, "plugins", plugins)
+    command = ["new-plugin", name, "--kind", kind]
+    assert cli.main(command, standalone_mode=False) == 2
+    out, err = capfd.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert message in err
+    assert list(tmp_path.iterdir()) == []
+    assert cli.main([*command, "--directory", "on-purpose"], standalone_mode=False) in (None, 0)
+    assert (tmp_path / "on-purpose" / "pyproject.toml").is_file()
 
 
 @pytest.mark.parametrize("kind", ["artifact", "drafter", "target"])

@@ -238,7 +238,7 @@ def check_identity_of_models(subject: TargetSubject) -> None:
 
 
 def _variations(base: SessionOptions) -> Iterator[SessionOptions]:
-    yield evolve(base, threads=1)
+    yield evolve(base, threads=None)
     yield evolve(base, threads=2)
     yield evolve(base, max_sequences=1)
     yield evolve(base, max_rows=max(base.max_sequences, 4))

@@ -89,7 +89,7 @@ def check_shutdown(subject: TargetSubject) -> None:
     each_scene(subject, check)
 
 
-@rule("T-CLOSE-04", look="TargetModel.close in power_core/target.py")
+@rule("T-CLOSE-04", look="TargetModel.close in power_core/target.py", closes_model=True)
 def check_model_close(subject: TargetSubject) -> None:
     """Closing a model shuts its open sessions down first and can be repeated, because programs end in any order."""
     session = subject.model.open_session(subject.options[0])
