@@ -75,19 +75,21 @@ def prompt_sets(folder: Path | None, count: int) -> Iterator[tuple[str, list[str
 
 
 def compare(
-    engine: Engine, name: str, prompts: Sequence[str], strategies: Iterable[str], widths: Iterable[int], tokens: int
+    engine: Engine, name: str, prompts: Sequence[str], strategies: Iterable[str], widths: Sequence[int], tokens: int
 ) -> int:
     """Print a line for every strategy and K; returns how many texts differed from plain decoding."""
     wrong = 0
     for strategy in strategies:
-        for width in widths:
-            pairs = []
-            for text in prompts:  # the two sides alternate, so that a change of the machine's speed hits both
-                messages = [ChatMessage("user", text)]
-                plain = engine.complete(messages, spec="off", max_tokens=tokens)
-                pairs.append((plain, engine.complete(messages, spec=strategy, draft_max=width, max_tokens=tokens)))
-            wrong += sum(plain.token_ids != drafted.token_ids for plain, drafted in pairs)
-            print(line(engine, name, strategy, width, pairs), flush=True)
+        pairs: dict[int, list[tuple[Result, Result]]] = {width: [] for width in widths}
+        for text in prompts:  # plain decoding stands beside its drafted runs: a change of the machine's speed hits both
+            messages = [ChatMessage("user", text)]
+            plain = engine.complete(messages, spec="off", max_tokens=tokens)
+            for width, runs in pairs.items():
+                drafted = engine.complete(messages, spec=strategy, draft_max=width, max_tokens=tokens)
+                wrong += plain.token_ids != drafted.token_ids
+                runs.append((plain, drafted))
+        for width, runs in pairs.items():
+            print(line(engine, name, strategy, width, runs), flush=True)
     return wrong
 
 

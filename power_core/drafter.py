@@ -14,7 +14,7 @@ import numpy as np
 from attrs import field, frozen
 from numpy.typing import NDArray
 
-from power_core.target import Rows, TargetModel, TargetSession
+from power_core.target import HiddenStates, TargetModel, TargetSession
 from power_core.types import SeqId, TokenId
 
 __all__ = ["DraftRequest", "DraftSession", "Drafter", "DrafterRequirements", "HiddenRows", "Proposal"]
@@ -78,14 +78,14 @@ class HiddenRows:
     rows are the anchor and its accepted proposal.
 
     Args:
-        rows: The forward's rows; to be read before `observe` returns.
+        rows: The states of the rows; to be read before `observe` returns.
         start: Index of the first kept row.
         count: Kept rows.
         position: Absolute position of the first kept row. Positions have no gaps between two calls, but the
             first call may start above 0: rows before it were taken from a prompt cache and never evaluated.
     """
 
-    rows: Rows = field(repr=False)
+    rows: HiddenStates = field(repr=False)
     start: int
     count: int
     position: int
@@ -113,7 +113,8 @@ class DraftSession(Protocol):
         """
         The target committed *committed* (possibly none, during prefill) and evaluated *rows*.
 
-        *rows* is None unless the drafter's requirements name hidden layers.
+        *rows* is None unless the drafter's requirements name hidden layers. Where they do, several steps may come as
+        one, just before the next proposal: a drafter that is not asked is told nothing it would have to pay for.
         """
 
     def checkpoint(self, seq: SeqId) -> object:

@@ -12,10 +12,12 @@ from types import TracebackType
 from typing import Any
 
 from power_core.capabilities import OFF
+from power_core.drafter import Drafter
 from power_core.errors import CapabilityError, DrafterError, PowerError, QueueFullError, RequestError
 from power_core.evidence import ArtifactRecord, CostsRecord, PolicyRecord, artifact_record, build_receipt
 from power_core.generation import Generation
 from power_core.request import Event, GenerationRequest, Result, SamplingSpec
+from power_core.scheduler.backlog import BacklogDrafter
 from power_core.scheduler.chains import ChainDrafter, chain_names
 from power_core.scheduler.costs import CostModel
 from power_core.scheduler.drafting import OpenDraft
@@ -359,8 +361,8 @@ class Engine:
         resolved = [self._resolve(each) for each in chain_names(name)]
         for each in resolved:
             self._check_needs(each)
-        members = {each.item.name: each.drafter for each in resolved}
-        drafter = ChainDrafter(members, costs) if len(members) > 1 else resolved[0].drafter
+        members: dict[str, Drafter] = {each.item.name: BacklogDrafter(each.drafter) for each in resolved}
+        drafter = ChainDrafter(members, costs) if len(members) > 1 else members[resolved[0].item.name]
         needs = drafter.requirements()
         self._owners[name] = ", ".join(dict.fromkeys(each.item.owner for each in resolved))
         self._artifacts[name] = [artifact_record(each.artifact) for each in resolved if each.artifact is not None]

@@ -21,6 +21,7 @@ from power_core.types import SeqId, TargetIdentity, TokenId
 
 __all__ = [
     "ChatMessage",
+    "HiddenStates",
     "RowBatch",
     "Rows",
     "SessionOptions",
@@ -83,7 +84,19 @@ class RowBatch:
         return start
 
 
-class Rows(Protocol):
+class HiddenStates(Protocol):
+    """The part of `Rows` that drafters read; it may outlive the forward as a copy."""
+
+    def hidden(self, i: int | slice, layer: int) -> NDArray[np.float32]:
+        """
+        float32[hidden] output of block *layer* for row *i*, or float32[rows, hidden] for a slice of rows.
+
+        A read-only view where the backend can give one; needs `hidden-states` and the layer among
+        `SessionOptions.hidden_layers`. Blocks are numbered from 0.
+        """
+
+
+class Rows(HiddenStates, Protocol):
     """
     Results of one forward. Valid until the session's next `forward`, whatever `truncate` and `restore` do in between.
 
@@ -100,14 +113,6 @@ class Rows(Protocol):
 
     def logits(self, i: int) -> NDArray[np.float32]:
         """float32[vocab] view of row *i*; not to be written to."""
-
-    def hidden(self, i: int | slice, layer: int) -> NDArray[np.float32]:
-        """
-        float32[hidden] output of block *layer* for row *i*, or float32[rows, hidden] for a slice of rows.
-
-        A read-only view where the backend can give one; needs `hidden-states` and the layer among
-        `SessionOptions.hidden_layers`. Blocks are numbered from 0.
-        """
 
 
 class TargetSession(Protocol):

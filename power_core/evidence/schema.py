@@ -170,10 +170,12 @@ class CostsRecord:
     Args:
         rows: Rows of a forward (decimal) -> its cost.
         drafts: Strategy -> costs of asking it for 1, 2, ... tokens; empty until it was timed.
+        feeds: Strategy -> costs of telling it the states of a few rows, and of each row where they are many.
     """
 
     rows: dict[str, float]
     drafts: dict[str, list[float]]
+    feeds: dict[str, list[float]] = Factory(dict)
 
 
 @frozen

@@ -5,6 +5,9 @@ A chain is itself a drafter, so nothing around it knows. Members are asked in th
 one only where it may beat what is already on the table by more than asking it costs. Each member is
 judged by a table of its own, which also learns from proposals that were not used. What the chain hands on
 are these calibrated chances, since two members' own confidences are not on one scale.
+
+A member that promises too little is asked now and then all the same, as it may have become better: once the
+tokens committed since have paid for it.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from attrs import define, field, frozen
 from power_core.drafter import Drafter, DrafterRequirements, DraftRequest, DraftSession, HiddenRows, Proposal
 from power_core.errors import ConfigError, DrafterError
 from power_core.scheduler.acceptance import AcceptanceTable
+from power_core.scheduler.backlog import BacklogSession
 from power_core.scheduler.costs import CostCurve, CostModel
 from power_core.target import TargetModel, TargetSession
 from power_core.types import SeqId, TokenId
@@ -25,7 +29,10 @@ __all__ = ["SEPARATOR", "ChainDrafter", "chain_names"]
 
 SEPARATOR = ","
 _WORTH_STEP = 0.2  # of each proposal in the running mean of what a member's are worth
-_ASK_AGAIN = 24  # rounds after which a member that seemed not worth asking is asked all the same
+_PRIOR = (0.6,) * 16  # chance of each token, for what a member is worth before it was asked
+_BUDGET = 0.006  # plain steps a committed token puts aside for asking a member that promises too little
+_MOST_SAVED = 6.0  # plain steps
+_FREE = 0.008  # plain steps: a member that costs no more is always asked
 
 
 def chain_names(spec: str) -> tuple[str, ...]:
@@ -91,14 +98,18 @@ class _Member:
     session: DraftSession
     wants_rows: bool
 
+    def backlog(self, seq: SeqId) -> int:
+        return self.session.backlog(seq) if isinstance(self.session, BacklogSession) else 0
+
 
 @define
 class _Record:
     """What is known of one member in one request."""
 
+    worth: float  # running mean of what its proposals promise, in plain steps
+    saved: float = 0.0  # plain steps put aside for asking it
+    is_fed: bool = False  # whether it was asked, and so told of the prompt
     table: AcceptanceTable = field(factory=AcceptanceTable)
-    worth: float = 1.0  # running mean of what its proposals promise, in plain steps
-    unasked: int = 0  # rounds since it was asked
     ids: Sequence[TokenId] = ()
     cells: Sequence[int] = ()
 
@@ -120,7 +131,8 @@ class _ChainSession:
             for member in begun:
                 member.session.end(seq)
             raise
-        self._records[seq] = [_Record() for _ in self._members]
+        worth = _promise(_PRIOR, self._costs.curve)
+        self._records[seq] = [_Record(worth) for _ in self._members]
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Proposal]:
         curve = self._costs.curve
@@ -144,6 +156,7 @@ class _ChainSession:
             if committed:
                 record.table.learn(record.ids, record.cells, committed)
                 record.ids, record.cells = (), ()
+                record.saved = min(record.saved + _BUDGET * len(committed), _MOST_SAVED)
 
     def checkpoint(self, seq: SeqId) -> object:
         return [member.session.checkpoint(seq) for member in self._members]
@@ -177,15 +190,19 @@ class _ChainSession:
     # -- choosing ---------------------------------------------------------------------------------
 
     def _is_worth_asking(self, place: int, request: DraftRequest, gain: float, curve: CostCurve) -> bool:
-        record = self._records[request.seq][place]
-        cost = curve.draft(self._members[place].name, request.max_tokens)
-        if record.worth - gain > cost or place == 0 or record.unasked >= _ASK_AGAIN:
-            record.unasked = 0
-            return True
-        record.unasked += 1
-        return False
+        record, member = self._records[request.seq][place], self._members[place]
+        cost = curve.draft(member.name, request.max_tokens)
+        feed = curve.feed(member.name, member.backlog(request.seq))
+        is_worth = place == 0 or cost <= _FREE or record.worth - gain > cost + (feed if record.is_fed else 0.0)
+        if not is_worth and record.saved >= cost + feed:
+            record.saved -= cost + feed
+            is_worth = True
+        record.is_fed |= is_worth
+        return is_worth
 
     def _ask(self, member: _Member, requests: Sequence[DraftRequest]) -> Sequence[Proposal]:
+        for request in requests:
+            self._feed(member, request.seq)
         started = self._clock()
         answers = member.session.propose(requests)
         seconds = (self._clock() - started) / len(requests)
@@ -193,16 +210,28 @@ class _ChainSession:
             self._costs.observe_draft(member.name, request.max_tokens, seconds)
         return answers
 
+    def _feed(self, member: _Member, seq: SeqId) -> None:
+        rows = member.backlog(seq)
+        if rows and isinstance(member.session, BacklogSession):
+            started = self._clock()
+            member.session.catch_up(seq)
+            self._costs.observe_feed(member.name, rows, self._clock() - started)
+
     def _judge(self, record: _Record, answer: Proposal, curve: CostCurve) -> tuple[Proposal, float]:
         """The proposal with calibrated chances, and the plain steps it promises to save."""
         ids = answer.token_ids
         record.ids, record.cells = ids, record.table.cells(len(ids), answer.confidences)
         chances = [record.table.chance(cell) for cell in record.cells]
-        gain, expected, survives = 0.0, 0.0, 1.0
-        base = curve.step(1)
-        for length, chance in enumerate(chances, 1):
-            survives *= chance
-            expected += survives
-            gain = max(gain, expected - (curve.step(1 + length) - base))
+        gain = _promise(chances, curve)
         record.worth += _WORTH_STEP * (gain - record.worth)
         return Proposal(ids, chances if len(ids) else None), gain
+
+
+def _promise(chances: Sequence[float], curve: CostCurve) -> float:
+    """The plain steps that a proposal whose tokens have these *chances* saves, cut where that is most."""
+    gain, expected, survives, base = 0.0, 0.0, 1.0, curve.step(1)
+    for length, chance in enumerate(chances, 1):
+        survives *= chance
+        expected += survives
+        gain = max(gain, expected - (curve.step(1 + length) - base))
+    return gain

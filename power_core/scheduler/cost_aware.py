@@ -113,6 +113,7 @@ class CostAwareWidth:
         self._probe_wait = _FIRST_WAIT
         # Of the round in progress; taken up by `feedback` only.
         self._asked = 0
+        self._feed = 0.0  # cost of what the drafter is told before
         self._is_probe = False
         self._context = self._table.context
         self._ids: Sequence[TokenId] = ()
@@ -130,25 +131,31 @@ class CostAwareWidth:
 
     # -- the two decisions ------------------------------------------------------------------------
 
-    def limit(self, room: int, beside: int = 0) -> int:  # noqa: ARG002 - what is asked for costs the same beside others
+    def limit(self, room: int, beside: int = 0, backlog: int = 0) -> int:
         self._curve = self._policy.curve()
         self._ids, self._cells, self._values = (), (), ()
         self._is_probe, self._wanted = False, 0
         self._context = self._table.context
-        self._asked = self._ask(room) if room > 0 else 0
+        self._feed = self._curve.feed(self._shape.strategy, backlog)
+        self._asked = self._ask(room, beside) if room > 0 else 0
         return self._asked
 
-    def _ask(self, room: int) -> int:
+    def _ask(self, room: int, beside: int) -> int:
         """Ask for the length whose worth beyond its cost is largest; where none has any, now and then for a probe."""
         longest = min(room, self._shape.draft_max)
         costs = self._curve.drafts.get(self._shape.strategy)
-        if costs is None or costs[min(longest, len(costs) - 1)] <= self._policy.free:
+        if costs is None:  # what asking costs can only be told beside a plain step
+            return longest if beside or not self._policy.needs_plain_step else 0
+        if costs[min(longest, len(costs) - 1)] <= self._policy.free:
             return longest
         lengths = self._lengths(longest)
         if not lengths:
             return 0
-        best = self._worth.best(self._context, lengths, costs, self._rate.value) if self._purse > _DEBT_MOST else 0
-        if best:
+        feed = self._feed if self._asks else 0.0  # the prompt's rows are told once for the whole request
+        if self._purse > _DEBT_MOST and (
+            best := self._worth.best(self._context, lengths, costs, feed, self._rate.value)
+        ):
+            self._feed = feed
             return best
         return self._probe(lengths, costs)
 
@@ -157,8 +164,10 @@ class CostAwareWidth:
         last = len(costs) - 1
         most = _PROBE_EXTRA * costs[min(lengths[0], last)]
         probe = max((k for k in lengths if costs[min(k, last)] <= most), default=lengths[0])
-        if self._since_probe < self._probe_wait or self._purse < costs[min(probe, last)]:
+        if self._since_probe < self._probe_wait or self._purse < costs[min(probe, last)] + self._feed:
             return 0
+        if not any(k > self._curve.step(1 + k) - 1 + costs[min(k, last)] for k in lengths):
+            return 0  # not even tokens that are all right would pay
         self._is_probe = True
         return probe
 
@@ -205,6 +214,7 @@ class CostAwareWidth:
         tokens = len(outcome.chosen)
         right = self._table.learn(self._ids, self._cells, outcome.chosen)
         cost = self._curve.step(1 + outcome.drafted) + self._curve.draft(self._shape.strategy, self._asked)
+        cost += self._feed if self._asked else 0.0
         self._rate.add(tokens, cost)
         # Plain decoding would have taken one step for each token.
         purse = self._purse + tokens - cost + self._policy.budget * tokens
@@ -297,11 +307,11 @@ class _Worth:
         self._ladder = ladder
         self._values = [_expected_worth(ladder, curve, chance) for chance in _WORTH_PRIOR]
 
-    def best(self, context: int, lengths: Sequence[int], costs: Sequence[float], rate: float) -> int:
-        """The length worth most beyond what asking for it costs, or 0."""
+    def best(self, context: int, lengths: Sequence[int], costs: Sequence[float], feed: float, rate: float) -> int:
+        """The length worth most beyond *feed* and what asking for it costs, or 0."""
         values, best, best_value, last = self._values[context], 0, 0.0, len(costs) - 1
         for i, k in enumerate(self._ladder):
-            value = values[i] - rate * costs[min(k, last)]
+            value = values[i] - rate * (costs[min(k, last)] + feed)
             if value > best_value and k in lengths:
                 best, best_value = k, value
         return best

@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
-from attrs import frozen
+from attrs import field, frozen
 
 from power_core.shapes import WidthClass
 from power_core.types import JSON
@@ -27,6 +27,7 @@ OUTLIERS_IN_ROW = 5  # ... unless so many follow each other: then the machine ha
 REFRESH = 16  # forwards between two curves: decisions are made against a curve that holds still
 PLAIN_TIMINGS = 3  # of single-row steps, before the cost of others means anything ...
 PLAIN_STALE = 100  # ... and again after so many forwards without one
+FEW_ROWS = 16  # rows up to which feeding a drafter takes the time of a call, above it that of the rows
 ROW_COST = 0.3  # of a single-row step, for targets that measured nothing: what CPUs take
 
 
@@ -40,12 +41,14 @@ class CostCurve:
         steps: `steps[n]` is the cost of a target forward of n rows, pad rows included; `steps[0]` is 0.
         row: Cost of each further row beyond the table.
         drafts: Strategy -> `d`, where `d[k]` is the cost of asking it for k tokens; `d[0]` is 0.
+        feeds: Strategy -> cost of telling it the states of a few rows, and of each row where they are many.
     """
 
     version: int
     steps: tuple[float, ...]
     row: float
     drafts: Mapping[str, tuple[float, ...]]
+    feeds: Mapping[str, tuple[float, float]] = field(factory=dict)
 
     def step(self, rows: int) -> float:
         """
@@ -64,11 +67,25 @@ class CostCurve:
             return 0.0
         return costs[tokens] if tokens < len(costs) else costs[-1]
 
+    def feed(self, strategy: str, rows: int) -> float:
+        """
+        Cost of telling *strategy* the states of *rows* rows; 0 until it has been timed.
+
+        >>> curve = CostCurve(0, (0.0, 1.0), 0.5, {}, {"dspark": (0.25, 0.03125)})
+        >>> curve.feed("dspark", 0), curve.feed("dspark", 2), curve.feed("dspark", 64)
+        (0.0, 0.25, 2.0)
+        """
+        few, each = self.feeds.get(strategy, (0.0, 0.0))
+        if rows <= FEW_ROWS:
+            return few if rows else 0.0
+        return max(few, each * rows)
+
     def to_json(self) -> JSON:
         """The curve as a receipt or a cost-curve file has it."""
         return {
             "rows": {str(n): round(cost, 4) for n, cost in enumerate(self.steps) if n},
             "drafts": {name: [round(cost, 5) for cost in costs[1:]] for name, costs in self.drafts.items()},
+            "feeds": {name: [round(cost, 5) for cost in costs] for name, costs in self.feeds.items()},
         }
 
 
@@ -114,6 +131,7 @@ class CostModel:
         self._priors = {width: _prior(shape, width) / first for width in self._widths}
         self._measured: dict[int, _Window] = {}
         self._drafts: dict[str, dict[int, _Window]] = {}
+        self._feeds: dict[str, tuple[_Window, _Window]] = {}  # of calls with few rows, and a row of those with many
         self._plain: deque[float] = deque(maxlen=WINDOW // 2)  # seconds of the last single-row steps
         self._implied: deque[float] = deque(maxlen=WINDOW // 2)  # what they would have taken, from wider steps since
         self._forwards = 0
@@ -182,6 +200,17 @@ class CostModel:
             self._stale = True  # unknown until now: the next decision should know
         window.add(seconds / speed)
 
+    def observe_feed(self, strategy: str, rows: int, seconds: float) -> None:
+        """Telling *strategy* the states of *rows* rows of one request took *seconds*."""
+        speed = self.single_row_s
+        if not speed or rows < 1:
+            return
+        few, each = self._feeds.setdefault(strategy, (_Window(), _Window()))
+        if rows <= FEW_ROWS:
+            few.add(seconds / speed)
+        else:
+            each.add(seconds / rows / speed)
+
     @property
     def curve(self) -> CostCurve:
         """The costs to decide by; a new object only every few forwards."""
@@ -197,7 +226,8 @@ class CostModel:
         last, before = steps[-1], steps[max(len(steps) // 2, 1)]
         row = (last - before) / max(len(steps) - 1 - len(steps) // 2, 1)
         drafts = {name: self._draft_table(windows) for name, windows in self._drafts.items()}
-        return CostCurve(self._curve.version + 1, tuple(steps), max(row, 0.0), drafts)
+        feeds = {name: _feed_costs(*windows) for name, windows in self._feeds.items()}
+        return CostCurve(self._curve.version + 1, tuple(steps), max(row, 0.0), drafts, feeds)
 
     def _corrected(self) -> list[float]:
         """Priors of all widths, each scaled by what the nearest measured widths turned out to cost."""
@@ -212,6 +242,13 @@ class CostModel:
             tokens, cost = points[0]
             points = [(0.0, cost / 2), (tokens, cost)]
         return (0.0, *(interpolate(points, float(k), default=0.0) for k in range(1, self._draft_max + 1)))
+
+
+def _feed_costs(few: _Window, each: _Window) -> tuple[float, float]:
+    """What is not known of two costs is taken from the other: a call is like a row of many, `FEW_ROWS` times."""
+    if math.isnan(few.median):
+        return each.median * FEW_ROWS, each.median
+    return few.median, few.median / FEW_ROWS if math.isnan(each.median) else each.median
 
 
 def _prior(shape: WidthClass, width: int) -> float:

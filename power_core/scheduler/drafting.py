@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from math import isnan
 from operator import index
@@ -11,7 +12,9 @@ import numpy as np
 
 from power_core.drafter import DraftRequest, DraftSession, Proposal
 from power_core.errors import DrafterError, PowerError
-from power_core.types import TokenId
+from power_core.scheduler.backlog import BacklogSession
+from power_core.scheduler.costs import CostModel
+from power_core.types import SeqId, TokenId
 
 __all__ = ["DraftPool", "OpenDraft", "checked_confidences", "checked_ids"]
 
@@ -56,6 +59,23 @@ class OpenDraft:
             got=exc,
             fix="report it to the plugin's author, or decode with --spec off",
         )
+
+    def backlog(self, seq: SeqId) -> int:
+        """Rows whose states the draft must be told of before it can propose for *seq*."""
+        return self.session.backlog(seq) if isinstance(self.session, BacklogSession) else 0
+
+    def catch_up(self, seq: SeqId, costs: CostModel) -> PowerError | None:
+        """Tell the draft of its backlog, and *costs* how long that took; returns the error where it failed."""
+        rows = self.backlog(seq)
+        if not isinstance(self.session, BacklogSession) or not rows:
+            return None
+        started = time.perf_counter()
+        try:
+            self.call(self.session.catch_up, seq)
+        except PowerError as exc:
+            return exc
+        costs.observe_feed(self.name, rows, time.perf_counter() - started)
+        return None
 
     def propose(
         self, requests: Sequence[DraftRequest], rewinds: Sequence[Callable[[], None]]

@@ -93,7 +93,7 @@ def _decode_members(sequences: Seq[Sequence], session: TargetSession, room: int)
     for member in members:
         if member.samples:
             limit = _proposal_limit(member.sequence, session.context_size, room)
-            member.limit = member.sequence.width.limit(limit, beside)
+            member.limit = member.sequence.width.limit(limit, beside, member.sequence.backlog)
     return members, room
 
 

@@ -79,13 +79,14 @@ class RequestWidth(Protocol):
     def mode(self) -> str:
         """What the policy is doing with the request, in a word; only `feedback` changes it."""
 
-    def limit(self, room: int, beside: int = 0) -> int:
+    def limit(self, room: int, beside: int = 0, backlog: int = 0) -> int:
         """
         How many tokens to ask for, 0 to *room*.
 
         Args:
             room: min(K, remaining tokens - 1, remaining context, room in the class, guard).
             beside: Rows that other requests have in this step.
+            backlog: Rows whose states the drafter must be told of before it can propose.
         """
 
     def trim(self, token_ids: Sequence[TokenId], confidences: Sequence[float] | None, beside: int = 0) -> int:
@@ -140,7 +141,7 @@ class _FixedWidth:
     def __init__(self, draft_max: int) -> None:
         self._draft_max = draft_max
 
-    def limit(self, room: int, beside: int = 0) -> int:  # noqa: ARG002 - the protocol's
+    def limit(self, room: int, beside: int = 0, backlog: int = 0) -> int:  # noqa: ARG002 - the protocol's
         return min(self._draft_max, room)
 
     def trim(self, token_ids: Sequence[TokenId], confidences: Sequence[float] | None, beside: int = 0) -> int:  # noqa: ARG002 - the protocol's
@@ -202,7 +203,7 @@ class _AdaptiveWidth:
             return "target-only"
         return "wide" if self._width == self._wide else "narrow"
 
-    def limit(self, room: int, beside: int = 0) -> int:  # noqa: ARG002 - the protocol's
+    def limit(self, room: int, beside: int = 0, backlog: int = 0) -> int:  # noqa: ARG002 - the protocol's
         return 0 if self._is_off else min(self._width, room)
 
     def trim(self, token_ids: Sequence[TokenId], confidences: Sequence[float] | None, beside: int = 0) -> int:  # noqa: ARG002 - the protocol's

@@ -32,8 +32,11 @@ def propose(members: Seq[Member], *, room: int, costs: CostModel, vocab_size: in
     beside = sum(member.known for member in members) - 1
     answered: list[tuple[Member, Proposal]] = []
     failures: list[tuple[Member, PowerError]] = []
-    for draft, group in _by_draft(members):
-        for member, answer in zip(group, _ask(draft, group, costs), strict=True):
+    for draft, wanting in _by_draft(members):
+        late = [(member, draft.catch_up(member.sequence.seq, costs)) for member in wanting]
+        failures += [(member, error) for member, error in late if error is not None]
+        group = [member for member, error in late if error is None]
+        for member, answer in zip(group, _ask(draft, group, costs) if group else [], strict=True):
             if isinstance(answer, PowerError):
                 failures.append((member, answer))
                 continue

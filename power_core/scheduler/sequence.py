@@ -154,6 +154,11 @@ class Sequence:
             raise
 
     @property
+    def backlog(self) -> int:
+        """Rows whose states the draft must be told of before it can propose."""
+        return 0 if self.draft is None else self.draft.backlog(self.seq)
+
+    @property
     def tokens(self) -> list[TokenId]:
         """Prompt and emitted tokens."""
         return self.sampler.history

@@ -153,7 +153,7 @@ class _RecordingWidth:
         self._rounds: list[tuple[int, Sequence[TokenId], Sequence[float] | None]] = []
         self._output: list[TokenId] = []
 
-    def limit(self, room: int, beside: int = 0) -> int:  # noqa: ARG002 - the protocol's
+    def limit(self, room: int, beside: int = 0, backlog: int = 0) -> int:  # noqa: ARG002 - the protocol's
         self._pending = ((), None)
         return min(room, self._draft_max)
 

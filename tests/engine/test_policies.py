@@ -147,9 +147,9 @@ class Witness(FixedPolicy):
             chances = ()
             mode = "fixed"
 
-            def limit(self, room, beside=0):
+            def limit(self, room, beside=0, backlog=0):
                 calls.append(("limit", room, beside))
-                return width.limit(room, beside)
+                return width.limit(room, beside, backlog)
 
             def trim(self, token_ids, confidences, beside=0):
                 calls.append(("trim", list(token_ids), confidences))

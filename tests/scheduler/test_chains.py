@@ -1,5 +1,7 @@
 """Strategy chains: the proposal that promises most, each round."""
 
+from itertools import count
+
 import pytest
 
 from power_core.drafter import DraftRequest
@@ -119,3 +121,17 @@ def test_several_requests_are_asked_in_one_batch(following):
     assert [len(answer.token_ids) for answer in answers] == [4, 4, 4]
     for seq in range(3):
         chain.end(seq)
+
+
+@pytest.mark.parametrize(("steps", "most"), [(CPU.costs, 2), ((1.0,) * 9, 60)], ids=["rows cost much", "rows are free"])
+def test_a_dear_member_is_asked_as_far_as_it_pays(following, steps, most):
+    """Behind a cheap member that is always wrong stands one that costs 0.7 of a step and is never right either."""
+    model, clock = CostModel(WidthClass(ShapeIdentity("x"), tuple(range(1, 10)), steps)), iter(count())
+    model.observe_forward(1, 1.0)
+    for _ in range(5):
+        model.observe_draft("dear", 8, 0.7)
+    dear = ZeroDrafter(following, VOCAB)
+    members = {"cheap": ZeroDrafter(following, VOCAB), "dear": dear}
+    play(ChainDrafter(members, model, clock=lambda: 0.7 * next(clock)).open(None, None), following, 256)
+    asked = len(dear.sessions[0].history)
+    assert 0 < asked <= most

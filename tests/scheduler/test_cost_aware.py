@@ -3,6 +3,7 @@
 import time
 
 import pytest
+from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -229,3 +230,43 @@ def test_a_round_takes_little_time():
         width.feedback(Round(kept, min(kept, i % 9), [*range(min(kept, i % 9)), 99]))
         times.append(time.perf_counter() - started)
     assert sorted(times)[300] < 100e-6
+
+
+def fed(backlogs, steps, draft, rounds=200):
+    """A request whose drafter is never right: what it was asked for in rounds with *backlogs* rows to be told."""
+    costs = evolve(curve(steps, draft), feeds={"s": (0.1, 0.01)})
+    width = CostAwarePolicy(lambda: costs).begin(DraftShape(K, strategy="s"))
+    asked = []
+    for round_ in range(rounds):
+        asked.append(width.limit(K, backlog=backlogs(round_)))
+        width.trim([1] * asked[-1], None)
+        width.feedback(Round(0, 0, [2]))
+    return asked
+
+
+def test_a_long_prompt_is_not_told_to_a_drafter_that_promises_nothing():
+    """Where rows cost much, 400 prompt rows are 4 steps: more than a short request may lose on finding out."""
+    assert not any(fed(lambda round_: 400 + round_, CPU, BLOCK, rounds=128))
+    assert any(fed(lambda round_: 1, CPU, BLOCK, rounds=128))
+
+
+def test_a_long_prompt_is_told_at_once_where_drafting_promises_much():
+    """Where rows are free the prompt's rows are told once, and the request has all its length to gain from it."""
+    assert fed(lambda round_: 400 if round_ == 0 else 1, GPU, BLOCK)[0] > 0
+
+
+def test_a_drafter_that_costs_more_than_it_could_ever_save_is_never_asked():
+    """Asking takes 9 steps and saves at most 8: not even the largest purse is spent on that."""
+    costs = curve(CPU, 9.0)
+    assert replay(CostAwarePolicy(lambda: costs), trace((4000, K)), costs).asked == 0
+
+
+def test_what_a_drafter_costs_is_not_found_out_before_a_plain_step_was_timed():
+    """Nothing could be made of the timing: it would be lost, and asked for again."""
+    model = CostModel(WidthClass(ShapeIdentity("x"), tuple(range(1, 17)), CPU))
+    width = CostAwarePolicy(model).begin(DraftShape(K, strategy="s"))
+    assert width.limit(K) == 0
+    assert width.limit(K, beside=3) == K
+    for _ in range(3):
+        model.observe_forward(1, 0.01)
+    assert width.limit(K) == K

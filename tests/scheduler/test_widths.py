@@ -26,6 +26,8 @@ def test_unknown_and_contradicting_keys_are_refused(keys):
 @pytest.mark.parametrize("name", POLICIES[1:])
 def test_every_policy_drives_a_request(name):
     costs = CostModel(WidthClass(ShapeIdentity("x"), (1, 2, 3, 4)))
+    for _ in range(3):  # plain steps, beside which costs can be told
+        costs.observe_forward(1, 0.01)
     policy = make_policy(name, costs)
     assert policy.name == name
     assert policy.begin(DraftShape(3, strategy="s")).limit(3) == 3

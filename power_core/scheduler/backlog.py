@@ -1,0 +1,162 @@
+"""
+Rows for drafters that read hidden states: copied when they are committed, told when the drafter is next asked.
+
+A drafter pays for every row it takes in, so a request that hardly drafts would pay for nothing. Told late, rows come
+in one `observe`, which is also cheaper than one each. What is committed never changes, so telling it is no part of
+the step in which it happens: an undone step undoes the proposal alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from attrs import define, field, frozen
+from numpy.typing import NDArray
+
+from power_core.drafter import Drafter, DrafterRequirements, DraftRequest, DraftSession, HiddenRows, Proposal
+from power_core.errors import DrafterError
+from power_core.target import TargetModel, TargetSession
+from power_core.types import SeqId, TokenId
+
+__all__ = ["BacklogDrafter", "BacklogSession"]
+
+_MOST_ROWS = 1024  # kept for a sequence: a row is some kilobytes, and a whole context of them could be gigabytes
+
+
+class BacklogDrafter:
+    """A drafter whose sessions are told of hidden states late; see `BacklogSession`."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter = drafter
+
+    def requirements(self) -> DrafterRequirements:
+        return self._drafter.requirements()
+
+    def open(self, model: TargetModel, session: TargetSession) -> DraftSession:
+        layers = self._drafter.requirements().hidden_layers
+        opened = self._drafter.open(model, session)
+        return BacklogSession(opened, layers) if layers else opened
+
+
+@frozen(eq=False)
+class _KeptRows:
+    """Copies of rows that were committed. By layer float32[rows, hidden]."""
+
+    layers: Mapping[int, NDArray[np.float32]]
+
+    def hidden(self, i: int | slice, layer: int) -> NDArray[np.float32]:
+        return self.layers[layer][i]
+
+
+@frozen(eq=False)
+class _Observed:
+    """What an `observe` brought."""
+
+    committed: Sequence[TokenId]
+    rows: _KeptRows | None = None
+    count: int = 0
+    position: int = 0
+
+
+@define
+class _Sequence:
+    untold: list[_Observed] = field(factory=list)
+    rows: int = 0  # in `untold`
+    told: int = 0  # observations that the drafter knows of
+    base: object = None  # its own checkpoint, after all that it knows of
+    has_proposed: bool = False  # since `base`
+
+
+class BacklogSession:
+    """
+    Draft state of several sequences, part of which the drafter has yet to be told.
+
+    Args:
+        session: The drafter's own session.
+        layers: Target blocks whose states it reads.
+    """
+
+    def __init__(self, session: DraftSession, layers: Sequence[int]) -> None:
+        self._session = session
+        self._layers = tuple(layers)
+        self._sequences: dict[SeqId, _Sequence] = {}
+
+    def backlog(self, seq: SeqId) -> int:
+        """Rows that the drafter will be told of before its next proposal for *seq*."""
+        return self._sequences[seq].rows
+
+    def catch_up(self, seq: SeqId) -> None:
+        """Tell the drafter what it does not know of *seq*. A failure leaves it where it was."""
+        sequence = self._sequences[seq]
+        if sequence.untold:
+            whole = _joined(sequence.untold)
+            rows = None if whole.rows is None else HiddenRows(whole.rows, 0, whole.count, whole.position)
+            if sequence.base is None:
+                sequence.base = self._session.checkpoint(seq)
+            try:
+                self._session.observe(seq, whole.committed, rows)
+            except BaseException:
+                sequence.has_proposed = False
+                self._session.restore(seq, sequence.base)
+                raise
+            sequence.told += len(sequence.untold)
+            sequence.untold, sequence.rows, sequence.base, sequence.has_proposed = [], 0, None, False
+
+    def begin(self, seq: SeqId, tokens: Sequence[TokenId]) -> None:
+        self._session.begin(seq, tokens)
+        self._sequences[seq] = _Sequence()
+
+    def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Proposal]:
+        for request in requests:
+            self.catch_up(request.seq)
+            sequence = self._sequences[request.seq]
+            sequence.base = self._session.checkpoint(request.seq)
+        for request in requests:
+            self._sequences[request.seq].has_proposed = True
+        return self._session.propose(requests)
+
+    def observe(self, seq: SeqId, committed: Sequence[TokenId], rows: HiddenRows | None) -> None:
+        sequence = self._sequences[seq]
+        if rows is None:
+            sequence.untold.append(_Observed(tuple(committed)))
+            return
+        block = slice(rows.start, rows.start + rows.count)
+        kept = _KeptRows({layer: rows.rows.hidden(block, layer).copy() for layer in self._layers})
+        sequence.untold.append(_Observed(tuple(committed), kept, rows.count, rows.position))
+        sequence.rows += rows.count
+
+    def checkpoint(self, seq: SeqId) -> object:
+        sequence = self._sequences[seq]
+        if sequence.rows >= _MOST_ROWS:
+            self.catch_up(seq)
+        return sequence.told + len(sequence.untold)
+
+    def restore(self, seq: SeqId, checkpoint: object) -> None:
+        sequence = self._sequences[seq]
+        if not isinstance(checkpoint, int) or not 0 <= checkpoint - sequence.told <= len(sequence.untold):
+            raise DrafterError(f"{checkpoint!r:.40} is no checkpoint of sequence {seq}", who="backlog", got=checkpoint)
+        del sequence.untold[checkpoint - sequence.told :]
+        sequence.rows = sum(each.count for each in sequence.untold)
+        if sequence.has_proposed and not sequence.untold:
+            self._session.restore(seq, sequence.base)
+            sequence.has_proposed = False
+
+    def end(self, seq: SeqId) -> None:
+        self._sequences.pop(seq, None)
+        self._session.end(seq)
+
+    def close(self) -> None:
+        self._sequences.clear()
+        self._session.close()
+
+
+def _joined(parts: Sequence[_Observed]) -> _Observed:
+    """Several observations as one."""
+    committed = [token for part in parts for token in part.committed]
+    found = [part for part in parts if part.rows is not None]
+    if not found:
+        return _Observed(committed)
+    kept = [part.rows.layers for part in found if part.rows is not None]
+    layers = {layer: np.concatenate([each[layer] for each in kept]) for layer in kept[0]}
+    return _Observed(committed, _KeptRows(layers), sum(part.count for part in found), found[0].position)
