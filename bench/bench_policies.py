@@ -1,9 +1,10 @@
 """
-Width policies as ratios in one run: `python bench/bench_policies.py [--rounds N] [--threads T]`.
+Width policies as ratios in one run: `python bench/bench_policies.py [--rounds N] [--threads T] [--backend B]`.
 
 For each kind of text the speed over plain decoding of every policy, prefill excluded on both sides. Runs
 alternate within a round and each figure is the median over rounds. Wanted: cost-aware / off >= 0.98 on every
-line, cost-aware / best fixed >= 0.95 where drafting pays, recovery >= 0.8. Prints no absolute times.
+line, cost-aware / best fixed >= 0.95 where drafting pays, cost-aware / oracle >= 0.9 on the recorded traces,
+recovery >= 0.8. Prints no absolute times.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ from power_core.plugins import load_plugins
 from power_core.request import Result
 from power_core.runtime import Runtime
 from power_core.scheduler.policy import AdaptivePolicy, FixedPolicy, WidthPolicy
+from power_core.scheduler.simulate import compare
+from power_core.scheduler.traces import RecordingPolicy
 from power_core.scheduler.widths import make_policy
-from power_core.testing import OracleDrafter, ScriptedDrafter, ZeroDrafter
+from power_core.testing import AdversarialDrafter, OracleDrafter, ScriptedDrafter, ZeroDrafter
 from power_core.types import TokenId
 
 DRAFT_MAX = 15
@@ -57,14 +60,15 @@ class KnownText:
 
 
 def scripted(known: KnownText, vocab_size: int) -> Mapping[str, ScriptedDrafter]:
-    """Drafters that are never right, always right, and right after `LOST` tokens."""
+    """Drafters that are never right, right once and then wrong, always right, and right after `LOST` tokens."""
     oracle, zero = OracleDrafter(known.following, vocab_size), ZeroDrafter(known.following, vocab_size)
 
     def late(tokens: Sequence[TokenId], wanted: int, round_: int) -> Proposal:
         drafter = zero if len(tokens) - known.start < LOST else oracle
         return drafter.proposal(tokens, wanted, round_)
 
-    return {"zero": zero, "oracle": oracle, "late": ScriptedDrafter(late)}
+    lure = AdversarialDrafter(known.following, vocab_size, wrong_at=1)
+    return {"zero": zero, "lure": lure, "oracle": oracle, "late": ScriptedDrafter(late)}
 
 
 def main() -> None:
@@ -73,27 +77,33 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=1, help="two threads beside a busy neighbour measure that one")
     parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--backend", help="target backend, instead of the first that claims the file")
     parser.add_argument("--spec", nargs="*", default=["suffix", "prompt-lookup", "suffix,prompt-lookup"])
+    parser.add_argument("--texts", nargs="*", default=list(TEXTS), choices=list(TEXTS))
+    parser.add_argument("--only-spec", action="store_true", help="leave out the scripted drafters")
     options = parser.parse_args()
     plugins, known, drafters = load_plugins(), KnownText(), dict[str, ScriptedDrafter]()
     register = plugins.registry.registrar("power_register_strategies", "bench", "bench")
-    for name in ("zero", "oracle", "late"):
+    for name in ("zero", "lure", "oracle", "late"):
         register(name, lambda _config, name=name: drafters[name])
     with Runtime(PowerConfig(), plugins) as runtime:
         engine = runtime.open(
-            options.model, spec="off", draft_max=DRAFT_MAX, context_size=2048, threads=options.threads
-        )
+            options.model, spec=",".join(dict.fromkeys(",".join(options.spec).split(","))), draft_max=DRAFT_MAX,
+            context_size=2048, threads=options.threads, backend=options.backend,
+        )  # fmt: skip
         drafters.update(scripted(known, engine.model.tokenizer.vocab_size))
         print(
             f"model {engine.name}, level {engine.profile.level.value}, {options.tokens} tokens, {options.rounds} rounds"
         )
         print("speed over plain decoding; oracle and zero are told the text")
         for spec in options.spec:
-            for kind, texts in TEXTS.items():
-                print_speeds(engine, known, f"{kind}, {spec}", spec, texts, options.rounds, options.tokens)
-        for spec in ("zero", "oracle"):
-            print_speeds(engine, known, f"prose, {spec}", spec, TEXTS["prose"], options.rounds, options.tokens)
-        print_recovery(engine, known, options.rounds)
+            for kind in options.texts:
+                print_speeds(engine, known, f"{kind}, {spec}", spec, TEXTS[kind], options.rounds, options.tokens)
+                print_limit(engine, f"{kind}, {spec}", spec, TEXTS[kind], options.tokens)
+        if not options.only_spec:
+            for spec in ("zero", "lure", "oracle"):
+                print_speeds(engine, known, f"prose, {spec}", spec, TEXTS["prose"], options.rounds, options.tokens)
+            print_recovery(engine, known, options.rounds)
         print_curve(engine)
 
 
@@ -135,6 +145,16 @@ def print_speeds(
     columns = "  ".join(f"{name} {value:.2f}" for name, value in medians.items())
     rows = ", ".join(f"{width} x {times}" for width, times in checked.most_common(4))
     print(f"{title}: {columns}  | cost-aware / best of fixed and off {medians['cost-aware'] / best:.2f}  | {rows}")
+
+
+def print_limit(engine: Engine, title: str, spec: str, texts: Sequence[str], tokens: int) -> None:
+    """Cost-aware on what was recorded of the texts and on the costs measured here, over the oracle's."""
+    engine.loop.policy = recording = RecordingPolicy()
+    for text in texts:
+        engine.complete(text, spec=spec, max_tokens=tokens)
+    found = compare(title, recording.traces(), engine.loop.costs.curve)
+    speed = found.speeds["cost-aware"]
+    print(f"{title}, replayed: cost-aware {speed:.2f}, oracle {found.oracle:.2f}: {speed / found.oracle:.2f} of it")
 
 
 def print_recovery(engine: Engine, known: KnownText, rounds: int) -> None:
