@@ -379,8 +379,9 @@ def run_pytest(tests: list[str], *plugins: object) -> int:
 
 
 def copy(root: Path) -> None:
-    """What git tracks, as it is in the working tree."""
-    listed = subprocess.run(["git", "-C", ROOT, "ls-files", "-z"], capture_output=True, check=True).stdout
+    """The working tree, without what git ignores."""
+    command = ["git", "-C", ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, capture_output=True, check=True).stdout
     for name in filter(None, listed.decode().split("\0")):
         if (ROOT / name).is_file():
             (root / name).parent.mkdir(parents=True, exist_ok=True)
