@@ -49,25 +49,13 @@ from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
 
 ROOT = Path(__file__).resolve().parents[1]
-ENGINE = [
-    "batch",
-    "ends",
-    "exhaustive",
-    "faults",
-    "parity",
-    "policies",
-    "reuse",
-    "rollback",
-    "runtime",
-    "serving",
-    "widths",
-]
+ENGINE = ["batch", "ends", "faults", "policies", "reuse", "rollback", "serving", "widths"]
 TESTS = {
     "power_core/transaction.py": ["tests/test_transaction.py"],
     "power_core/sampling": [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("tests/test_sampling*.py"))],
     "power_core/scheduler": ["tests/scheduler", *(f"tests/engine/test_{name}.py" for name in ENGINE)],
 }
-PARAMETERS = 12  # of a test: where there are more, they are evenly chosen
+PARAMETERS = 3  # of a test through an engine: of those that have more, some evenly chosen ones
 OUT = os.fdopen(os.dup(1), "w", buffering=1)  # what pytest prints goes nowhere
 Key = tuple[str, int]  # a function: its qualified name and its first line
 IDLE_S = 10.0  # without any processor time: it waits for what never comes
@@ -215,7 +203,8 @@ class Session:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         by_function: dict[str, list[pytest.Item]] = defaultdict(list)
         for item in items:
-            by_function[item.nodeid.partition("[")[0]].append(item)
+            is_large = item.nodeid.startswith("tests/engine/")
+            by_function[item.nodeid.partition("[")[0] if is_large else item.nodeid].append(item)
         items[:] = [item for group in by_function.values() for item in group[:: -(-len(group) // PARAMETERS)]]
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from power_core.errors import DeadlineError, QueueFullError, RequestCancelledError, TooLargeError
+from power_core.errors import DeadlineError, QueueFullError, RequestCancelledError, RequestError, TooLargeError
 from power_core.scheduler.admission import AdmissionController, Deadline
 
 
@@ -266,3 +266,114 @@ def test_what_can_be_had_at_once():
     first.release()
     assert waiting.is_granted
     assert controller.acquire_now(reserve_bytes=1) is not None
+
+
+def test_a_deadline_has_passed_when_its_time_has_come():
+    """Not before; what is left is never negative, and without one nothing ever passes."""
+    clock = Clock()
+    deadline = Deadline.after(2, clock)
+    assert (deadline.at, deadline.is_past, deadline.remaining()) == (102.0, False, 2.0)
+    clock.now += 2
+    assert (deadline.is_past, deadline.remaining()) == (True, 0.0)
+    clock.now += 5
+    assert deadline.remaining() == 0.0
+    never = Deadline.after(None, clock)
+    assert (never.remaining(), never.is_past) == (None, False)
+    assert Deadline().remaining() is None
+
+
+def test_bytes_may_be_used_up_exactly():
+    """Alone and together; one more waits, and less than none is no request."""
+    controller, _ = make(active=9, max_bytes=100)
+    assert controller.submit(reserve_bytes=100).is_granted
+    assert controller.submit(reserve_bytes=0).is_granted
+    waiting = controller.submit(reserve_bytes=1)
+    assert (waiting.is_granted, controller.reserved_bytes) == (False, 100)
+    with pytest.raises(RequestError, match="-1 bytes"):
+        controller.submit(reserve_bytes=-1)
+    assert controller.counters.submitted == 3
+
+
+def test_what_can_be_had_at_once_may_use_up_everything():
+    controller, _ = make(active=2, max_bytes=100)
+    assert controller.acquire_now(reserve_bytes=60).reserved_bytes == 60
+    assert controller.acquire_now(reserve_bytes=41) is None
+    assert controller.acquire_now(reserve_bytes=40) is not None
+    assert controller.acquire_now() is None
+    assert controller.counters.submitted == controller.counters.granted == 2
+
+
+def test_a_request_that_is_late_already_is_refused_and_counted():
+    controller, _ = make()
+    with pytest.raises(DeadlineError, match="being queued"):
+        controller.submit(timeout=0)
+    counters = controller.counters
+    assert (counters.submitted, counters.expired, controller.waiting, controller.active) == (1, 1, 0, 0)
+
+
+def test_expired_places_are_dropped_once_and_all_together():
+    """Those whose time has come, the others stay; each is told when it asks."""
+    controller, clock = make()
+    active = controller.submit()
+    tickets = [controller.submit(timeout=seconds) for seconds in (3, 5, 4)] + [controller.submit()]
+    assert controller.expire() == 0
+    clock.now += 4
+    assert (controller.expire(), controller.expire(), controller.waiting) == (2, 0, 2)
+    assert [ticket.is_expired for ticket in tickets] == [True, False, True, False]
+    with pytest.raises(DeadlineError, match="in the queue"):
+        tickets[0].poll()
+    clock.now += 1
+    assert controller.expire() == 1
+    active.cancel()
+    assert tickets[3].is_granted
+    assert controller.counters.expired == 3
+
+
+def test_a_waiter_sleeps_until_the_next_place_expires():
+    """That may be another's, in front of it; without a deadline anywhere it sleeps until it is woken."""
+    controller, _ = make()
+    controller.submit(timeout=9)
+    assert controller._next_expiry() is None
+    controller.submit()
+    controller.submit(timeout=5)
+    controller.submit("b", timeout=3)
+    assert controller._next_expiry() == 3
+
+
+def test_what_was_cancelled_says_so_and_is_counted_once():
+    controller, _ = make()
+    first, second = controller.submit(), controller.submit()
+    for _ in range(2):
+        second.cancel()
+        first.cancel()
+    with pytest.raises(RequestCancelledError):
+        second.poll()
+    with pytest.raises(RequestCancelledError):
+        first.poll()
+    counters = controller.counters
+    assert (counters.cancelled, counters.released, controller.active, controller.waiting) == (1, 1, 0, 0)
+
+
+def test_the_clients_bound_holds_where_the_queue_has_room():
+    """And the queue's where the client has: each is named by what it allows."""
+    controller, _ = make(waiting=2, max_per_client=1)
+    controller.submit("a")
+    controller.submit("a")
+    with pytest.raises(QueueFullError) as caught:
+        controller.submit("a")
+    assert (caught.value.got, caught.value.expected) == (1, "at most 1")
+    controller.submit("b")
+    with pytest.raises(QueueFullError) as caught:
+        controller.submit("c")
+    assert (caught.value.got, caught.value.expected) == (2, "at most 2")
+    assert controller.counters.refused_full == 2
+
+
+def test_one_release_may_let_several_forward():
+    """As long as there is room, round the clients; who had a turn goes last."""
+    controller, _ = make(active=9, waiting=9, max_bytes=100)
+    big = controller.submit(reserve_bytes=100)
+    tickets = [controller.submit(client, reserve_bytes=40) for client in "aab"]
+    big.cancel()
+    assert [ticket.is_granted for ticket in tickets] == [True, False, True]
+    assert (controller.active, controller.waiting, controller.reserved_bytes) == (2, 1, 80)

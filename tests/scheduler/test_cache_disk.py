@@ -7,7 +7,7 @@ from structlog.testing import capture_logs
 
 from power_core.errors import BackendError
 from power_core.prefix import Snapshot
-from power_core.scheduler.cache_disk import DiskTier
+from power_core.scheduler.cache_disk import DiskTier, PartShape
 from power_core.scheduler.prefix import ReuseRule
 from power_core.scheduler.prompt_cache import PromptCache
 
@@ -150,3 +150,98 @@ def test_a_disk_that_cannot_be_written_is_a_warning(tmp_path, monkeypatch):
     assert logs[0]["log_level"] == "warning"
     assert list(tmp_path.iterdir()) == []
     assert loaded(cache, store, "a", [1, 2, 3, 4]) == (b"state", 3)
+
+
+def write(tier, key="a", tokens=(1, 2, 3), data=b"state", more=b""):
+    parts = {"target": (PartShape(len(tokens), True, len(data)), data)}
+    if more:
+        parts["draft"] = (PartShape(1, False, len(more)), more)
+    return tier.write(key, tokens, len(tokens) - 1, parts)
+
+
+def test_an_entry_is_read_back_part_by_part(tmp_path):
+    """What it says of itself agrees with the file, and a process that opens the folder later sees the same."""
+    tier = DiskTier(tmp_path, max_bytes=10_000, clock=lambda: 50.0)
+    assert write(tier, data=b"rows", more=b"draft's")
+    [entry] = tier.entries
+    assert (entry.key, entry.tokens, entry.prefilled) == ("a", (1, 2, 3), 2)
+    assert entry.parts == {"target": PartShape(3, True, 4), "draft": PartShape(1, False, 7)}
+    assert entry.size == only_file(tmp_path).stat().st_size == tier.nbytes == entry.offset + 4 + 7 + 32
+    assert tier.read(entry) == {"target": b"rows", "draft": b"draft's"}
+    assert (entry.used, only_file(tmp_path).stat().st_mtime) == (50.0, 50.0)
+    [again] = DiskTier(tmp_path, max_bytes=10_000, clock=lambda: 50.0).entries
+    assert (again, tier.damaged) == (entry, 0)
+
+
+def test_a_file_may_fill_the_bound_and_not_exceed_it(tmp_path):
+    tier = DiskTier(tmp_path, max_bytes=10_000)
+    write(tier)
+    size = tier.nbytes
+    for most, kept in ((size, True), (size - 1, False)):
+        tier = DiskTier(tmp_path / str(most), max_bytes=most)
+        assert write(tier) is kept
+        assert (tier.nbytes, len(tier.entries)) == ((size, 1) if kept else (0, 0))
+
+
+def test_only_as_many_files_go_as_must(tmp_path):
+    """The least recently used first; what fits exactly stays."""
+    time = [1000.0]
+    tier = DiskTier(tmp_path, max_bytes=100_000, clock=lambda: time[0])
+    for key in "abc":
+        write(tier, key)
+        time[0] += 10
+        tier.read(tier.entries[-1])
+    size = tier.nbytes // 3
+    tier.max_bytes = 2 * size
+    write(tier, "c")
+    assert [entry.key for entry in tier.entries] == ["b", "c"]
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_file_expires_after_its_last_use(tmp_path):
+    """At the time that was allowed it is still there."""
+    time = [1000.0]
+    tier = DiskTier(tmp_path, max_bytes=10_000, ttl=30, clock=lambda: time[0])
+    write(tier)
+    tier.read(tier.entries[0])
+    time[0] += 30
+    assert len(tier.entries) == 1
+    time[0] += 1
+    assert (tier.entries, list(tmp_path.iterdir()), tier.damaged) == ([], [], 0)
+
+
+@pytest.mark.parametrize("length", [(1 << 20) + 1, (1 << 32) - 1])
+def test_a_header_that_is_too_long_is_not_read(tmp_path, length):
+    """A damaged length must not fill the memory."""
+    (tmp_path / "x.powercache").write_bytes(b"PWRPC001" + length.to_bytes(4, "little") + b"{}")
+    with capture_logs() as logs:
+        tier = DiskTier(tmp_path, max_bytes=10_000)
+    assert (tier.entries, tier.damaged) == ([], 1)
+    assert f"a header of {length} bytes" in logs[0]["cause"]
+
+
+@pytest.mark.parametrize("count", [-1, 3, 1 << 60])
+def test_a_header_that_counts_wrong_is_not_believed(tmp_path, count):
+    """Neither fewer tokens than none, nor more than there are bytes for."""
+    text = b'{"key": "a", "tokens": %d, "prefilled": 0, "parts": {}}' % count
+    (tmp_path / "x.powercache").write_bytes(b"PWRPC001" + len(text).to_bytes(4, "little") + text + bytes(4 + 32))
+    tier = DiskTier(tmp_path, max_bytes=10_000)
+    assert (tier.entries, tier.damaged, list(tmp_path.iterdir())) == ([], 1, [])
+
+
+def test_dropping_what_is_not_there_is_no_damage(tmp_path):
+    tier = DiskTier(tmp_path, max_bytes=10_000)
+    tier.drop("a", [1])
+    assert tier.damaged == 0
+    write(tier)
+    tier.drop("a", [1, 2, 3])
+    assert (tier.damaged, tier.entries, list(tmp_path.iterdir())) == (1, [], [])
+
+
+def test_keys_and_tokens_name_the_file(tmp_path):
+    """Another key or another token is another file; the same again replaces it."""
+    tier = DiskTier(tmp_path, max_bytes=10_000)
+    for key, tokens in (("a", (1, 2)), ("a", (1, 3)), ("b", (1, 2)), ("a", (1,)), ("a", (1, 2))):
+        write(tier, key, tokens)
+    assert len(tier.entries) == len(list(tmp_path.iterdir())) == 4
+    assert all(len(file.name) == 40 + len(".powercache") for file in tmp_path.iterdir())

@@ -2,6 +2,7 @@
 
 import itertools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,3 +39,28 @@ def test_no_other_shares_are_expected_to_use_more_rows(wanted, chances, room):
     assert all(0 <= share <= most for share, most in zip(shares, wanted, strict=True))
     assert sum(shares) <= room or sum(shares) == sum(wanted)
     assert used(shares) >= max(used(way) for way in ways if sum(way) <= room) - 1e-9
+
+
+@pytest.mark.parametrize(
+    ("wanted", "chances", "room", "expected"),
+    [
+        ([3], [[0.9, 0.8, 0.7]], 2, [2]),
+        ([2, 2], [[0.9, 0.1], [0.8, 0.7]], 3, [1, 2]),
+        ([2, 2], [[0.1, 0.05], [0.9, 0.8]], 1, [0, 1]),
+        ([0, 2], [[0.9, 0.9], [0.2, 0.1]], 1, [0, 1]),
+        ([1, 3], [[0.9], [0.8, 0.7, 0.6]], 2, [1, 1]),
+        ([2, 2], [[0.6, 0.6], [0.6, 0.6]], 2, [2, 0]),
+        ([2, 2], [[], [0.6, 0.2]], 2, [1, 1]),
+        ([2, 2], [[], [0.51, 0.24]], 3, [2, 1]),
+        ([2, 2], [[0.9], [0.3, 0.26]], 2, [1, 1]),
+        ([2, 2], [[0.9], [0.24, 0.2]], 2, [2, 0]),
+    ],
+)
+def test_rows_go_where_they_are_likeliest_to_be_used(wanted, chances, room, expected):
+    """Equal chances go to the earlier member; a position nobody knows is worth a half for each up to it."""
+    assert share_rows(wanted, chances, room) == expected
+
+
+def test_what_is_wanted_stays_the_members_own():
+    wanted = [1, 2]
+    assert share_rows(wanted, [[], []], room=3) is not wanted
