@@ -34,6 +34,7 @@ import sys
 import tempfile
 import threading
 import time
+import unittest
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from itertools import zip_longest
@@ -49,11 +50,27 @@ from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
 
 ROOT = Path(__file__).resolve().parents[1]
+SCHEDULER = "power_core/scheduler/{}.py"
+# By what reaches the files: tests of each by itself, tests of what decides lengths, and tests through an engine.
+UNITS = ["acceptance", "admission", "cache_disk", "checks", "outcome", "plan", "policy", "prefix", "prompt_cache"]
+UNITS += ["queue", "replicas", "sequence", "sharing", "verifying", "widths"]
+LENGTHS = ["backlog", "chains", "cost_aware", "costs", "drafting", "simulate", "traces"]
+LOOPS = ["loading", "loop", "proposing", "replica_loop", "reuse", "serving", "stats"]
 ENGINE = ["batch", "ends", "faults", "policies", "reuse", "rollback", "serving", "widths"]
+
+
+def test_files(folder: str, names: list[str]) -> list[str]:
+    """The test files there are of *names*."""
+    files = [f"tests/{folder}test_{name}.py" for name in names]
+    return [file for file in files if (ROOT / file).is_file()]
+
+
 TESTS = {
-    "power_core/transaction.py": ["tests/test_transaction.py"],
-    "power_core/sampling": [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("tests/test_sampling*.py"))],
-    "power_core/scheduler": ["tests/scheduler", *(f"tests/engine/test_{name}.py" for name in ENGINE)],
+    "power_core/transaction.py": test_files("", ["transaction"]),
+    "power_core/sampling": sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/test_sampling*.py")),
+    **dict.fromkeys(map(SCHEDULER.format, UNITS), test_files("scheduler/", UNITS)),
+    **dict.fromkeys(map(SCHEDULER.format, LENGTHS), test_files("scheduler/", LENGTHS)),
+    **dict.fromkeys(map(SCHEDULER.format, LOOPS), test_files("engine/", ENGINE) + test_files("scheduler/", LOOPS)),
 }
 PARAMETERS = 3  # of a test through an engine: of those that have more, some evenly chosen ones
 OUT = os.fdopen(os.dup(1), "w", buffering=1)  # what pytest prints goes nowhere
@@ -203,6 +220,9 @@ class Session:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         by_function: dict[str, list[pytest.Item]] = defaultdict(list)
         for item in items:
+            machine = getattr(item, "cls", None)
+            if machine is not None and issubclass(machine, unittest.TestCase):
+                machine.settings = hypothesis.settings(max_examples=self._options.examples)
             is_large = item.nodeid.startswith("tests/engine/")
             by_function[item.nodeid.partition("[")[0] if is_large else item.nodeid].append(item)
         items[:] = [item for group in by_function.values() for item in group[:: -(-len(group) // PARAMETERS)]]
@@ -369,7 +389,7 @@ def run_pytest(tests: list[str], *plugins: object) -> int:
 
 def copy(root: Path) -> None:
     """The working tree, without what git ignores."""
-    command = ["git", "-C", ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    command = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, capture_output=True, check=True).stdout
     for name in filter(None, listed.decode().split("\0")):
         if (ROOT / name).is_file():
@@ -386,7 +406,7 @@ def selected(wanted: list[str]) -> tuple[list[str], list[str]]:
         files = [str(path.relative_to(ROOT)) for path in found if path.name != "__init__.py"]
         files = [file for file in files if not wanted or file.startswith(tuple(wanted))]
         chosen += files
-        chosen_tests += tests if files else []
+        chosen_tests += [test for test in tests if files and test not in chosen_tests]
     return chosen, chosen_tests
 
 

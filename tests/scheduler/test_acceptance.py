@@ -206,8 +206,9 @@ def test_a_shadow_is_followed_as_long_as_it_is_right():
     assert told() == [1, 1, 1, 0, 0]
     table.learn([], [], [9])
     assert told() == [1, 1, 1, -1, 0]
-    table.learn([], [], [5])
-    assert told() == [1, 1, 1, -1, 0]
+    before = [table.chance(cell) for cell in cells]
+    table.learn([], [], [4, 5])
+    assert [table.chance(cell) for cell in cells] == before
 
 
 def test_one_shadow_is_followed_at_a_time():
@@ -221,3 +222,7 @@ def test_one_shadow_is_followed_at_a_time():
     table.learn([], [], [3])
     assert table.chance(first[2]) > before[0]
     assert table.chance(second[1]) == before[1]
+
+
+def test_priors_are_chances_that_rise_with_the_context():
+    assert 0 < PRIOR_UNSURE[COLD] < PRIOR_UNSURE[WARM] < PRIOR_UNSURE[HOT] < PRIOR_UNSURE[STREAK] < 1
