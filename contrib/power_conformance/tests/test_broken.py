@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 from broken import contracts, drafters, plugins, states, targets
-from power_conformance import ConformanceFailure, Kind, NotApplicable, Rule, all_rules, rules_of
-from power_conformance.subjects import ContractSubject, DrafterSubject, PluginSubject, TargetSubject
+from power_conformance import ConformanceFailure, Kind, NotApplicable, Rule, all_rules, find_rule, rules_of
+from power_conformance.subjects import DEFAULT_OPTIONS, ContractSubject, DrafterSubject, PluginSubject, TargetSubject
 
-from power_core.testing import padded_class, two_classes
+from power_core.errors import CapabilityError
+from power_core.target import SessionOptions
+from power_core.testing import ScriptedSession, padded_class, two_classes
 
 assert states  # registers its targets with `broken.targets`
 BROKEN = {
@@ -120,6 +123,21 @@ def test_good_plugins_keep_every_rule(tmp_path: Path) -> None:
     with plugins.on_disk(tmp_path) as point:
         make = Again(lambda: _given(PluginSubject(point)))
         assert failures(rules_of(Kind.PLUGIN), make) == {}
+
+
+class Shallow(targets.Target):
+    """A model without the block that the other one's drafters read."""
+
+    def open_session(self, options: SessionOptions) -> ScriptedSession:
+        if options.hidden_layers:
+            raise CapabilityError(f"there is no block {options.hidden_layers[0]}")
+        return super().open_session(options)
+
+
+def test_models_with_other_blocks_are_compared() -> None:
+    """T-SHAPE-04 is about two models, and does not ask one for the hidden layers of the other."""
+    options = evolve(DEFAULT_OPTIONS, hidden_layers=(3,))
+    find_rule("T-SHAPE-04").run(TargetSubject(targets.good(), (options,), others=(Shallow(seed=4),)))
 
 
 @contextmanager
