@@ -66,7 +66,7 @@ class _Shared:
     )
     ring: int = field(default=512, validator=_cap, kw_only=True)
     device: str = field(default="cpu", validator=_device, kw_only=True)
-    dtype: str = field(default="fp32", validator=_one_of("fp32", "bf16"), kw_only=True)
+    dtype: str = field(default="auto", validator=_one_of("auto", "fp32", "bf16"), kw_only=True)
     compiled: bool = field(default=False, validator=_switch, kw_only=True)
 
 
@@ -81,7 +81,8 @@ class DFlashConfig(_Shared):
         draft_p_min: The proposal ends before the first token whose own chance is below this. 0 never cuts.
         ring: Committed positions the torch executor keeps; 0 keeps the whole context.
         device: Where the torch executor computes: `cpu`, `cuda` or `cuda:N`.
-        dtype: Element type of its matrices and of the ring: `fp32` or `bf16`.
+        dtype: Element type of its matrices and of the ring: `fp32`, `bf16`, or `auto`: bf16 where the device
+            multiplies it natively.
         compiled: Whether its forward is compiled; pays on devices where launching small kernels dominates.
         draft_margin: The proposal ends before the first token whose chance is less than this above the runner-up's.
         full_block: Denoise all rows of the block even where fewer tokens are asked for: the first tokens then do not
@@ -106,7 +107,8 @@ class DFlash2Config(_Shared):
         draft_p_min: The proposal ends before the first token whose own chance is below this. 0 never cuts.
         ring: Committed positions the torch executor keeps; 0 keeps the whole context.
         device: Where the torch executor computes: `cpu`, `cuda` or `cuda:N`.
-        dtype: Element type of its matrices and of the ring: `fp32` or `bf16`.
+        dtype: Element type of its matrices and of the ring: `fp32`, `bf16`, or `auto`: bf16 where the device
+            multiplies it natively.
         compiled: Whether its forward is compiled; pays on devices where launching small kernels dominates.
         draft_margin: The proposal ends before the first token whose log score, under the token chosen before it, is
             less than this above the runner-up's.

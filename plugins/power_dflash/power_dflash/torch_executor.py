@@ -9,7 +9,15 @@ import numpy as np
 import torch
 from attrs import frozen
 from numpy.typing import NDArray
-from power_torch.drafting import BackboneShape, BlockBackbone, KvRing, ReducedHead, load_backbone, read_tensor
+from power_torch.drafting import (
+    BackboneShape,
+    BlockBackbone,
+    KvRing,
+    ReducedHead,
+    load_backbone,
+    matrix_dtype,
+    read_tensor,
+)
 from torch import Tensor
 
 from power_core.artifacts import TensorFile
@@ -23,8 +31,6 @@ from power_dflash.header import Header
 from power_dflash.tensors import EMBEDDING, OUTPUT, draft_ids, spelled
 
 __all__ = ["TorchExecutor"]
-
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 @frozen(eq=False)
@@ -61,7 +67,7 @@ class TorchExecutor:
     ) -> None:
         self._header = header
         self._device = torch.device(config.device)
-        self._dtype = _DTYPES[config.dtype]
+        self._dtype = matrix_dtype(config.dtype, self._device)
         weights = load_backbone(file, _shape(header), dtype=self._dtype, device=self._device)
         self.ring = KvRing(
             layers=header.layers, kv_heads=header.kv_heads, head_dim=header.head_dim,

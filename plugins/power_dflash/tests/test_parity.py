@@ -82,10 +82,10 @@ def test_native_and_torch_propose_the_same_from_either_container(
     artifact = admitted(gguf, target)
     native = proposals_of(drafter_of(artifact, executor="native"), target)
     assert len({tuple(p.token_ids) for answer in native for p in answer}) > 3  # the drafts follow the text
-    assert same(native, proposals_of(drafter_of(artifact, executor="torch"), target, restart=True))
+    assert same(native, proposals_of(drafter_of(artifact, executor="torch", dtype="fp32"), target, restart=True))
     twin = admitted(published(gguf, tmp_path / "st"), target)
-    assert same(native, proposals_of(drafter_of(twin), target))
-    assert same(native, proposals_of(drafter_of(artifact), target, restart=True))
+    assert same(native, proposals_of(drafter_of(twin, dtype="fp32"), target))
+    assert same(native, proposals_of(drafter_of(artifact, dtype="fp32"), target, restart=True))
 
 
 @pytest.mark.parametrize("changes", [{"draft_vocab": [*range(3, 300, 2)]}, {"own_matrices": True}])
@@ -93,7 +93,7 @@ def test_a_reduced_vocabulary_and_own_matrices_draft_alike(changes, make_gguf, t
     """`d2t` maps output rows to ids in both executors; a file with matrices of its own takes none of the target's."""
     artifact = admitted(make_gguf(DFLASH_V1, **changes), target)
     native = proposals_of(drafter_of(artifact, executor="native"), target)
-    assert same(native, proposals_of(drafter_of(artifact, executor="torch"), target))
+    assert same(native, proposals_of(drafter_of(artifact, executor="torch", dtype="fp32"), target))
     tokens = {token for answer in native for p in answer for token in p.token_ids}
     assert tokens <= set(changes.get("draft_vocab", range(320)))
 
@@ -104,7 +104,9 @@ def test_a_ring_proposes_what_the_full_cache_proposes_while_the_context_fits(
 ):
     """Beyond that it forgets, and says how few bytes it takes."""
     artifact = admitted(make_gguf(kind), target)
-    full, ring, small = (proposals_of(drafter_of(artifact, executor="torch", ring=cap), target) for cap in (0, 64, 8))
+    full, ring, small = (
+        proposals_of(drafter_of(artifact, executor="torch", ring=cap, dtype="fp32"), target) for cap in (0, 64, 8)
+    )
     assert [[(p.token_ids, p.confidences) for p in answer] for answer in full] == [
         [(p.token_ids, p.confidences) for p in answer] for answer in ring
     ]
@@ -117,7 +119,7 @@ def test_sliding_windows_are_the_same_in_both_executors(kind, make_gguf, target,
     windows = {"dflash.attention.sliding_window": 12, "dflash.attention.sliding_window_pattern": [True, False]}
     artifact = admitted(make_gguf(kind, overrides=windows), target)
     native = proposals_of(drafter_of(artifact, executor="native"), target)
-    assert same(native, proposals_of(drafter_of(artifact, executor="torch"), target))
+    assert same(native, proposals_of(drafter_of(artifact, executor="torch", dtype="fp32"), target))
 
 
 def test_a_safetensors_file_cannot_be_drafted_with_natively(

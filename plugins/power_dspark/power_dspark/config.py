@@ -66,7 +66,8 @@ class DsparkConfig:
             depend on how many were asked for, as in training, and a short proposal costs as much as a long one.
         ring: Committed positions the torch executor keeps (R13); 0 keeps the whole context.
         device: Where the torch executor computes: `cpu`, `cuda` or `cuda:N`.
-        dtype: Element type of its matrices and of the ring: `fp32` or `bf16`.
+        dtype: Element type of its matrices and of the ring: `fp32`, `bf16`, or `auto`: bf16 where the device
+            multiplies it natively.
         compiled: Whether its forward is compiled; pays on devices where launching small kernels dominates.
     """
 
@@ -77,5 +78,5 @@ class DsparkConfig:
     full_block: bool = field(default=True, validator=_switch)
     ring: int = field(default=512, validator=_cap)
     device: str = field(default="cpu", validator=_device)
-    dtype: str = field(default="fp32", validator=_one_of("fp32", "bf16"))
+    dtype: str = field(default="auto", validator=_one_of("auto", "fp32", "bf16"))
     compiled: bool = field(default=False, validator=_switch)

@@ -8,7 +8,15 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from power_torch.drafting import BackboneShape, BlockBackbone, KvRing, ReducedHead, load_backbone, read_tensor
+from power_torch.drafting import (
+    BackboneShape,
+    BlockBackbone,
+    KvRing,
+    ReducedHead,
+    load_backbone,
+    matrix_dtype,
+    read_tensor,
+)
 from torch import Tensor
 
 from power_core.artifacts import TensorFile
@@ -43,7 +51,7 @@ class TorchExecutor:
     ) -> None:
         self._header = header
         self._device = _device(config.device)
-        self._dtype = torch.bfloat16 if config.dtype == "bf16" else torch.float32
+        self._dtype = matrix_dtype(config.dtype, self._device)
         dims = header.dims
         self._ring = KvRing(
             layers=dims.blocks, kv_heads=dims.kv_heads, head_dim=dims.head_dim, cap=config.ring or session.context_size,

@@ -173,7 +173,9 @@ def both_executors(engine: Engine, file: TensorFile) -> dict[str, Executor]:
     found["native"] = NativeExecutor(host.open_draft_context(file.path), file, read_header(file))
     pytest.importorskip("torch").set_num_threads(1)
     module = pytest.importorskip("power_dspark.torch_executor")
-    found["torch"] = module.TorchExecutor(DsparkConfig(), file, read_header(file), engine.model, engine.session)
+    found["torch"] = module.TorchExecutor(
+        DsparkConfig(dtype="fp32"), file, read_header(file), engine.model, engine.session
+    )
     return found
 
 
@@ -209,7 +211,10 @@ def test_auto_is_native_for_a_gguf_and_torch_for_the_rest(beside: Engine, make: 
     assert isinstance(native, NativeExecutor)
     native.shutdown()
     module = pytest.importorskip("power_dspark.torch_executor")
-    for file, config in ((make("safetensors"), DsparkConfig()), (make(), DsparkConfig(executor="torch"))):
+    for file, config in (
+        (make("safetensors"), DsparkConfig(dtype="fp32")),
+        (make(), DsparkConfig(executor="torch", dtype="fp32")),
+    ):
         assert isinstance(open_executor(config, *pair(file), beside.model, beside.session), module.TorchExecutor)
 
 

@@ -33,7 +33,7 @@ def one_thread() -> None:
 
 
 def torch_executor(file: TensorFile, shared: Any, **config: Any) -> Executor:
-    return TorchExecutor(DsparkConfig(**config), file, read_header(file), shared, Session())
+    return TorchExecutor(DsparkConfig(**{"dtype": "fp32"} | config), file, read_header(file), shared, Session())
 
 
 def reference(file: TensorFile, shared: Any, features: NDArray[Any], start: int, anchor: int, rows: int) -> Reference:

@@ -12,7 +12,7 @@ from power_core.errors import ConfigError
 __all__ = ["DTYPES", "EXECUTORS", "MtpConfig"]
 
 EXECUTORS = ("auto", "native", "torch")
-DTYPES = ("fp32", "bf16")
+DTYPES = ("auto", "fp32", "bf16")
 
 
 def _one_of(*words: str) -> Callable[[Any, Attribute[str], str], None]:
@@ -55,7 +55,7 @@ class MtpConfig:
             frequent tokens of a head with `d2t`. 0 projects all.
         ring: Context positions the head's own K/V ring keeps (torch executor); 0 keeps all.
         device: Where the torch executor computes, as torch names it.
-        dtype: Its matrices and ring: `fp32`, or `bf16` where the processor multiplies it fast.
+        dtype: Its matrices and ring: `fp32`, `bf16`, or `auto`: bf16 where the device multiplies it natively.
     """
 
     executor: str = field(default="auto", validator=_one_of(*EXECUTORS))
@@ -64,4 +64,4 @@ class MtpConfig:
     fr_vocab_size: int = field(default=0, validator=_is_count, metadata={"inherits": "spec_mtp_fr_vocab_size"})
     ring: int = field(default=512, validator=_is_count)
     device: str = "cpu"
-    dtype: str = field(default="fp32", validator=_one_of(*DTYPES))
+    dtype: str = field(default="auto", validator=_one_of(*DTYPES))

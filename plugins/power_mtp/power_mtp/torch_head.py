@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from attrs import frozen
 from numpy.typing import NDArray
-from power_torch.drafting import KvRing, ReducedHead, Rope, attend, read_tensor, rms_norm
+from power_torch.drafting import KvRing, ReducedHead, Rope, attend, matrix_dtype, read_tensor, rms_norm
 from torch import Tensor
 from torch.nn.functional import linear, silu
 
@@ -23,7 +23,6 @@ from power_mtp.layout import HeadShape, tensor_name
 
 __all__ = ["HeadWeights", "TorchHead", "load_weights", "open_torch_head"]
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _CHUNK = 64  # context rows a forward; a rollback of as many is exact in a ring that has wrapped
 _FIRST_STEPS = 8  # draft steps there is room for before the chain's memory grows
 
@@ -64,9 +63,9 @@ def open_torch_head(file: TensorFile, model: TargetModel, session: TargetSession
     if not isinstance(model, SharedWeights):
         raise CapabilityError("this target's backend shares no embedding", who="strategy 'mtp'", plugin="mtp")
     shape = head_shape(file)
-    weights = load_weights(
-        file, shape, model, rows=config.fr_vocab_size, dtype=_DTYPES[config.dtype], device=_device(config.device)
-    )
+    device = _device(config.device)
+    dtype = matrix_dtype(config.dtype, device)
+    weights = load_weights(file, shape, model, rows=config.fr_vocab_size, dtype=dtype, device=device)
     return TorchHead(
         shape, weights, model.matrix("token_embd"),
         cap=min(config.ring or session.context_size, session.context_size),

@@ -14,7 +14,7 @@ A recurrent drafter uses `KvRing` and `attend` with its own layer.
 from power_torch.drafting.attention import attend
 from power_torch.drafting.backbone import BlockBackbone
 from power_torch.drafting.head import ReducedHead
-from power_torch.drafting.loading import load_backbone, read_tensor
+from power_torch.drafting.loading import load_backbone, matrix_dtype, read_tensor
 from power_torch.drafting.record import BackboneShape, BackboneWeights, ConvWeights, LayerWeights
 from power_torch.drafting.ring import KvRing, RingView
 from power_torch.drafting.rope import Rope, rms_norm
@@ -31,6 +31,7 @@ __all__ = [
     "Rope",
     "attend",
     "load_backbone",
+    "matrix_dtype",
     "read_tensor",
     "rms_norm",
 ]

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from power_core.artifacts import TensorFile
-from power_torch.device import find_device
+from power_torch.config import Precision
+from power_torch.device import compute_dtype, find_device
 from power_torch.drafting.record import BackboneShape, BackboneWeights, ConvWeights, LayerWeights
 
-__all__ = ["load_backbone", "read_tensor"]
+__all__ = ["load_backbone", "matrix_dtype", "read_tensor"]
 
 # Field -> (safetensors, GGUF). The published names and those of llama.cpp's `dflash` architecture.
 _TOP = {
@@ -38,6 +39,11 @@ _CONV = {
                  ("ffn_conv_base", "ffn_conv_proj.weight")),
 }  # fmt: skip
 _NORMS = frozenset({"attn_norm", "q_norm", "k_norm", "ffn_norm"})
+
+
+def matrix_dtype(name: str, device: torch.device) -> torch.dtype:
+    """What a drafter's `dtype` stands for: `fp32`, `bf16`, or `auto`: bf16 where *device* multiplies it natively."""
+    return compute_dtype(Precision(name), device)
 
 
 def load_backbone(
