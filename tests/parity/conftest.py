@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -62,14 +63,38 @@ def engine(request: pytest.FixtureRequest, runtime: Runtime) -> Iterator[Engine]
         yield engine
 
 
+def ids_of(engine: Engine, prompt: ParityPrompt) -> tuple[int, ...]:
+    """The token ids of *prompt*."""
+    if prompt.chat and engine.has_chat_template:  # the second model's file has none
+        return tuple(engine.encode_chat([ChatMessage("user", prompt.text)]))
+    return tuple(engine.encode(prompt.text))
+
+
+def assert_same(result: Result, expected: Result) -> None:
+    """All fields a caller sees are those of plain decoding."""
+    assert result.token_ids == expected.token_ids
+    assert result.text == expected.text
+    assert result.finish_reason == expected.finish_reason
+    assert result.usage == expected.usage
+    assert result.logprobs == expected.logprobs
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Totals of the cells of the grid that ran."""
+    reports = [report for kind in ("passed", "failed") for report in terminalreporter.getreports(kind)]
+    cells = [value for report in reports for name, value in report.user_properties if name == "parity"]
+    totals = sum(map(Counter, cells), Counter())
+    if cells:
+        terminalreporter.write_line(
+            f"parity grid: {len(cells)} cells, {totals['requests']} requests, {totals['tokens']} token ids and "
+            f"{totals['logprobs']} log-probabilities compared, {totals['differing']} requests differ; "
+            f"{totals['accepted']} of {totals['drafted']} proposed tokens accepted"
+        )
+
+
 @pytest.fixture(scope="session")
 def prompt_ids(engine: Engine) -> Callable[[ParityPrompt], tuple[int, ...]]:
-    def ids(prompt: ParityPrompt) -> tuple[int, ...]:
-        if prompt.chat and engine.has_chat_template:  # the second model's file has none
-            return tuple(engine.encode_chat([ChatMessage("user", prompt.text)]))
-        return tuple(engine.encode(prompt.text))
-
-    return ids
+    return partial(ids_of, engine)
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parity.conftest import MAX_TOKENS, STRATEGIES, WIDTHS
+from parity.conftest import MAX_TOKENS, STRATEGIES, WIDTHS, assert_same
 from parity.prompts import PROMPTS, ParityPrompt
 from parity.reference import RawLoop, raw_loop
 from power_core.engine import Engine
@@ -31,15 +31,6 @@ def raw(engine: Engine) -> Iterator[RawLoop]:
     loop = raw_loop(engine)
     yield loop
     loop.close()
-
-
-def assert_same(result: Result, expected: Result) -> None:
-    """All fields a caller sees are those of plain decoding."""
-    assert result.token_ids == expected.token_ids
-    assert result.text == expected.text
-    assert result.finish_reason == expected.finish_reason
-    assert result.usage == expected.usage
-    assert result.logprobs == expected.logprobs
 
 
 def spread(index: int, count: int) -> list[tuple[str, int]]:
@@ -67,17 +58,6 @@ def test_strategies_equal_off(
         result = engine.complete(prompt_ids(prompt), spec=strategy, draft_max=width, max_tokens=MAX_TOKENS)
         assert_same(result, plain(prompt))
         assert result.counts.target_passes <= len(result.token_ids) + result.counts.prefill_passes + 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("prompt", PROMPTS, ids=lambda p: p.name)
-@pytest.mark.parametrize(("strategy", "width"), GRID)
-def test_full_grid(
-    prompt: ParityPrompt, strategy: str, width: int, engine: Engine, plain: Plain, prompt_ids: PromptIds
-) -> None:
-    """Every prompt x strategy x K."""
-    result = engine.complete(prompt_ids(prompt), spec=strategy, draft_max=width, max_tokens=MAX_TOKENS)
-    assert_same(result, plain(prompt))
 
 
 # -- width policies -----------------------------------------------------------------------------
