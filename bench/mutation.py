@@ -75,7 +75,7 @@ TESTS = {
 PARAMETERS = 3  # of a test through an engine: of those that have more, some evenly chosen ones
 OUT = os.fdopen(os.dup(1), "w", buffering=1)  # what pytest prints goes nowhere
 Key = tuple[str, int]  # a function: its qualified name and its first line
-IDLE_S = 10.0  # without any processor time: it waits for what never comes
+IDLE_S = 3.0  # without any processor time: it waits for what never comes
 
 
 @frozen

@@ -226,3 +226,9 @@ def test_one_shadow_is_followed_at_a_time():
 
 def test_priors_are_chances_that_rise_with_the_context():
     assert 0 < PRIOR_UNSURE[COLD] < PRIOR_UNSURE[WARM] < PRIOR_UNSURE[HOT] < PRIOR_UNSURE[STREAK] < 1
+
+
+def test_equal_ids_are_equal_however_large():
+    """Large integers are objects of their own each time they are made."""
+    table = AcceptanceTable()
+    assert learn(table, [int("70000"), 2], [int("70000"), 2]) == 2

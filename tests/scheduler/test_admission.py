@@ -295,12 +295,28 @@ def test_bytes_may_be_used_up_exactly():
 
 
 def test_what_can_be_had_at_once_may_use_up_everything():
-    controller, _ = make(active=2, max_bytes=100)
+    controller, _ = make(active=3, max_bytes=100)
     assert controller.acquire_now(reserve_bytes=60).reserved_bytes == 60
     assert controller.acquire_now(reserve_bytes=41) is None
     assert controller.acquire_now(reserve_bytes=40) is not None
+    assert controller.acquire_now().reserved_bytes == 0
     assert controller.acquire_now() is None
-    assert controller.counters.submitted == controller.counters.granted == 2
+    assert controller.counters.submitted == controller.counters.granted == 3
+
+
+def test_a_request_that_says_nothing_of_bytes_takes_none():
+    controller, _ = make(active=2, max_bytes=0)
+    assert controller.submit().reserved_bytes == controller.acquire().reserved_bytes == 0
+
+
+def test_room_for_a_small_request_is_no_place_in_a_full_queue():
+    """The large one before it waits for bytes, and whoever comes later waits behind that."""
+    controller, _ = make(active=9, waiting=1, max_bytes=100)
+    controller.submit(reserve_bytes=60)
+    controller.submit(reserve_bytes=80)
+    with pytest.raises(QueueFullError):
+        controller.submit(reserve_bytes=10)
+    assert controller.waiting == 1
 
 
 def test_a_request_that_is_late_already_is_refused_and_counted():

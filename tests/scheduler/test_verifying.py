@@ -19,6 +19,7 @@ FAR = 100
         ((5, 6, 7), (5, 6, 9), 2),
         ((5, 6, 7), (5, 6, 7, 8), 3),
         ((5, 6, 7), (9,), 0),
+        ((int("70000"),), (int("70000"), 8), 1),  # equal, and not one object
     ],
 )
 def test_tokens_are_chosen_up_to_the_first_mismatch(proposal, choices, accepted):
