@@ -84,3 +84,11 @@ def test_errors_are_powers_own():
     own, other = RequestError("x", who="y"), KeyError("z")
     assert wrapped(own) is own
     assert wrapped(other).__cause__ is other
+
+
+def test_a_token_without_its_text_is_no_event():
+    """An account that does not add up is an error, and loses no token in silence."""
+    member = make_member(make_sequence())
+    member.chosen, member.texts = [5, 6], ["5"]
+    with pytest.raises(ValueError, match="shorter"):
+        token_events(member)

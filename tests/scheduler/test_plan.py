@@ -138,6 +138,7 @@ def test_as_many_decoding_requests_as_rows_leave_no_prompt_a_row_of_theirs():
     prompt = in_flight(session, prompt=20, emitted=0, held=0)
     assert [m.sequence for m in plan_of(session, *decoding, prompt).members] == decoding
     assert [m.sequence for m in plan_of(session, *decoding, prompt, prefer_prefill=True).members] == [prompt]
+    assert plan_of(session, *decoding, in_flight(session), prompt).shape == session.profile.decode
     wider = Session(one_class(3))
     wider.held = session.held
     assert rows(plan_of(wider, *decoding, prompt)) == [(4, 1, True, 0), (4, 1, True, 0), (0, 1, False, 0)]
@@ -151,7 +152,7 @@ def test_two_classes_take_turns():
     for prefer, shape, member in ((False, profile.decode, decoding), (True, profile.prefill, prompt)):
         plan = plan_of(session, decoding, prompt, prefer_prefill=prefer)
         assert (plan.shape, [m.sequence for m in plan.members]) == (shape, [member])
-    assert plan_of(session, prompt).shape == profile.prefill
+    assert (plan_of(session, prompt).shape, plan_of(session, prompt).room) == (profile.prefill, 0)
     assert plan_of(session, decoding, prefer_prefill=True).shape == profile.decode
 
 
@@ -164,3 +165,21 @@ def test_policies_are_told_of_the_rows_beside():
         sequence.width.limit = lambda room, beside=0, *_: told.append((room, beside)) or 0
     plan_of(session, *sequences)
     assert told == [(4, 2)] * 3
+
+
+def test_a_long_context_is_counted_like_a_short_one():
+    """Anchor, proposal and last chunk at positions far from the beginning."""
+    session = Session(one_class(), context_size=1000)
+    assert rows(plan_of(session, in_flight(session, prompt=401))) == [(401, 1, True, 4)]
+    prompt = in_flight(session, prompt=401, emitted=0, held=399)
+    assert rows(plan_of(session, prompt)) == [(399, 2, True, 0)]
+
+
+def test_shares_are_whole_rows():
+    """Of eight rows among three, and of half of seven, nothing is lost and nothing split."""
+    session = Session(one_class(7), max_rows=8)
+    behind = [in_flight(session, emitted=9, held=4) for _ in range(3)]
+    assert rows(plan_of(session, *behind)) == [(4, 2, False, 0), (4, 3, False, 0), (4, 3, False, 0)]
+    decoding, prompt = in_flight(session), in_flight(session, prompt=20, emitted=0, held=0)
+    plan = plan_of(session, decoding, prompt)
+    assert (rows(plan), plan.room) == ([(4, 1, True, 2), (0, 4, False, 0)], 2)

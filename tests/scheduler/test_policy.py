@@ -104,3 +104,37 @@ def test_adaptive_uses_two_shapes_and_target_only_and_never_more_than_room(k, s,
         assert width.limit(room) <= room
         assert width.limit(99) in shapes
         width.feedback(Round(drafted, min(accepted, drafted), replayed=replayed))
+
+
+def test_adaptive_says_what_it_is_doing():
+    """In a word and in a receipt: narrow until the wide shape opens, and target-only at the end."""
+    width = AdaptivePolicy(patience=1).begin(WIDE)
+    assert (width.mode, width.summary()) == ("narrow", {"width": 6, "target_only": False})
+    width.feedback(Round(6, 6))
+    assert (width.mode, width.summary()) == ("wide", {"width": 7, "target_only": False})
+    width.feedback(Round(7, 0))
+    assert (width.mode, width.summary()) == ("target-only", {"width": 7, "target_only": True})
+    assert AdaptivePolicy().begin(DraftShape(draft_max=int("700"), rollback=int("700"))).mode == "wide"
+
+
+def test_fixed_says_its_length():
+    width = FixedPolicy(3).begin(DraftShape(draft_max=8))
+    assert (width.mode, width.summary(), [*width.chances]) == ("fixed", {"draft_max": 3}, [])
+
+
+@pytest.mark.parametrize(("drafted", "accepted", "is_low"), [(8, 1, True), (8, 2, False), (7, 1, True), (4, 1, False)])
+def test_adaptive_calls_a_round_low_below_its_yield(drafted, accepted, is_low):
+    """A quarter of the proposal is enough; four low rounds in a row are the end unless told otherwise."""
+    width = AdaptivePolicy().begin(DraftShape(draft_max=8))
+    for _ in range(3):
+        width.feedback(Round(drafted, accepted))
+    assert width.mode != "target-only"
+    width.feedback(Round(drafted, accepted))
+    assert (width.mode == "target-only") is is_low
+
+
+def test_adaptive_takes_a_large_first_round_for_whole():
+    """However large: counts are compared by value."""
+    width = AdaptivePolicy().begin(DraftShape(draft_max=900, rollback=int("800")))
+    width.feedback(Round(int("800"), int("800")))
+    assert width.limit(900) == 900
