@@ -114,6 +114,9 @@ def generate(
                 progress=True,
             )
             counted = engine.stats() if stats else None
+            damaged = engine.cache.disk.damaged if engine.cache and engine.cache.disk else 0
+    if damaged:
+        click.echo(f"power: {damaged} files of kept prompts were damaged and are removed; the text is right", err=True)
     _report(result, stats=counted, trace=trace, receipt=receipt, as_json=as_json)
     ctx.exit(EXIT_INTERRUPTED if result.finish_reason is FinishReason.CANCELLED else 0)
 

@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
+from click.testing import CliRunner
 
 from cases.conftest import SECTIONS
 from cases.lab import STORY, asked_after, check_kept, fields_of, plain_fields
 from parity.conftest import STRATEGIES, gemma, open_engine
+from power_core.cli import cli
 from power_core.config import PowerConfig
 from power_core.engine import Engine
 from power_core.errors import CapabilityError
@@ -53,10 +56,10 @@ def opened() -> Iterator[Open]:
     """Opens a model in a runtime of its own: `opened(path, prompt_cache_bytes=..., sections=...)`."""
     runtimes = []
 
-    def open_(path: Path, sections: Any = None, **keys: Any) -> Engine:
+    def open_(path: Path, sections: Any = None, options: Any = None, **keys: Any) -> Engine:
         sections = {**SECTIONS, "llamacpp": {**SECTIONS["llamacpp"], **(sections or {})}}
         runtimes.append(Runtime(PowerConfig(sections=sections, **keys)))
-        return runtimes[-1].open(path, spec="off", **OPTIONS)
+        return runtimes[-1].open(path, spec="off", **{**OPTIONS, **(options or {})})
 
     yield open_
     for runtime in runtimes:
@@ -80,7 +83,7 @@ def test_on_off_and_evicted_are_the_same(files: Callable[[str], Path], opened: O
 
 
 def test_what_is_kept_on_disk_is_never_anothers(files: Callable[[str], Path], opened: Open, tmp_path: Path) -> None:
-    """Another context, cache type or file at the same path is a miss with the right text; the same again is a hit."""
+    """Another context size, cache type or file at the same path: a miss with the right text; the same again: a hit."""
     same, other = tmp_path / "same.gguf", tmp_path / "other.gguf"
     shutil.copyfile(files("llama"), same)
     gguf.tiny_llama(other, seed=99)
@@ -88,7 +91,7 @@ def test_what_is_kept_on_disk_is_never_anothers(files: Callable[[str], Path], op
     [request, *_] = questions("off")
 
     def run(sections: Any = None, **options: Any) -> tuple[Any, int]:
-        engine = opened(same, sections, **keys, **options)
+        engine = opened(same, sections, options, **keys)
         cold = engine.complete(request.with_(prompt_cache_key=None))
         result = engine.complete(request)
         assert fields_of(result) == fields_of(cold)
@@ -97,7 +100,7 @@ def test_what_is_kept_on_disk_is_never_anothers(files: Callable[[str], Path], op
 
     first, reused = run()
     assert reused == 0
-    assert run({"kv_type": "f32"})[1] == 0
+    assert run({"kv_type": "f32"})[1] == run(context_size=384)[1] == 0
     assert run() == (first, 154)
     shutil.copyfile(other, same)
     changed, reused = run()
@@ -125,6 +128,28 @@ def test_a_damaged_file_is_a_miss(files: Callable[[str], Path], opened: Open, tm
             result = engine.complete(request)
             assert fields_of(result) == expected
             assert result.counts.reused == reused
+
+
+def test_the_command_line_says_that_a_file_was_damaged(
+    files: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Cold, warm, damaged and warm again: one text; a line on standard error where a file was of no use."""
+    monkeypatch.setenv("POWER_PROMPT_CACHE_DIR", str(tmp_path))
+    arguments = [
+        "generate", "--raw", "the wind and the hour and the ships " * 8, "--model", str(files("llama")), "--threads",
+        "1", "--max-tokens", "6", "--prompt-cache-key", "k", "--stats",
+    ]  # fmt: skip
+    ends = []
+    for turn in range(4):
+        result = CliRunner().invoke(cli, arguments)
+        assert result.exit_code == 0, result.stderr
+        ends.append((result.stdout, "hits 1" in result.stderr, "1 files of kept prompts were damaged" in result.stderr))
+        if turn == 1:
+            [file] = tmp_path.glob("*.powercache")
+            file.write_bytes(file.read_bytes()[:-1] + b"?")
+    structlog.reset_defaults()  # the command line configures it for the whole process
+    assert {text for text, *_ in ends} == {ends[0][0]}
+    assert [told for _, *told in ends] == [[False, False], [True, False], [False, True], [True, False]]
 
 
 def test_a_window_that_forgets_refuses_the_key(files: Callable[[str], Path], opened: Open) -> None:
