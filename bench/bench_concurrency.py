@@ -3,33 +3,101 @@ Tokens a second of 1, 2, 4 and 8 requests together against the same requests one
 
 ``python bench/bench_concurrency.py [MODEL]`` mixes greedy and seeded requests with different strategies, limits and
 stops, and exits 1 where an output differs from the request's own solo run.
+
+With ``--server LLAMA_SERVER`` a llama.cpp server gets the same requests (model file, threads, context of a slot, token
+ids, limits, samplers; its prompt cache off) in turns with Power, and the ratio of the tokens a second is printed,
+median of the rounds. Its outputs, too, are compared with its own solo runs, without a verdict.
 """
 
 from __future__ import annotations
 
-import os
+import argparse
+import shlex
+import statistics
 import sys
 import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from attrs import define, field
+from llama_server import LlamaServer
 
 from power_core.engine import Engine
-from power_core.request import GenerationRequest, Result, SamplingSpec
+from power_core.request import GenerationRequest, SamplingSpec
 from power_core.runtime import Runtime
 
 COUNTS = (1, 2, 4, 8)
-MAX_TOKENS = int(os.environ.get("BENCH_TOKENS", "48"))
+CONTEXT = 1_024
 SPECS = ("suffix", "off", "prompt-lookup", "ngram-mod")
 TEXTS = (
     "Once upon a time there was", "alpha beta gamma\n" * 12, "The capital of France is", "1, 2, 3, 4, 5,",
     "def add(a, b):\n    return", "Dear Sir or Madam,", '{"id": 1}, {"id": 2}, {"id":', "Roses are red,",
 )  # fmt: skip
+Ids = tuple[int, ...]
 
 
-def requests(engine: Engine) -> list[GenerationRequest]:
+@define
+class Runner:
+    """
+    One of the two, and what it did.
+
+    Args:
+        name: For the report.
+        together: Sends requests at the same time; returns the token ids of each.
+
+    Attributes:
+        alone: The token ids of each request, sent alone.
+        alone_s: The seconds that took.
+        rates: Number of requests -> tokens a second of each round.
+        differing: Number of requests -> in the worst round, the outputs that were not those of the solo run.
+    """
+
+    name: str
+    together: Callable[[Sequence[GenerationRequest]], list[Ids]]
+    alone: list[Ids] = field(factory=list)
+    alone_s: list[float] = field(factory=list)
+    rates: dict[int, list[float]] = field(factory=dict)
+    differing: dict[int, int] = field(factory=dict)
+
+    def run_alone(self, asked: Sequence[GenerationRequest]) -> None:
+        self.together(asked[:1])  # warm up
+        for request in asked:
+            started = time.perf_counter()
+            self.alone += self.together([request])
+            self.alone_s.append(time.perf_counter() - started)
+
+    def run(self, asked: Sequence[GenerationRequest]) -> None:
+        count = len(asked)
+        started = time.perf_counter()
+        outputs = self.together(asked)
+        seconds = time.perf_counter() - started
+        wrong = sum(ids != own for ids, own in zip(outputs, self.alone, strict=False))
+        self.differing[count] = max(wrong, self.differing.get(count, 0))
+        self.rates.setdefault(count, []).append(sum(map(len, outputs)) / seconds)
+
+    def solo_rate(self, count: int) -> float:
+        """Tokens a second of the first *count* requests, one at a time."""
+        return sum(map(len, self.alone[:count])) / sum(self.alone_s[:count])
+
+    def rate(self, count: int) -> float:
+        """Tokens a second of *count* requests together."""
+        return statistics.median(self.rates[count])
+
+    def report(self, count: int) -> str:
+        solo = self.solo_rate(count)
+        return (
+            f"{self.name} {self.rate(count):6.1f} tokens/s, one at a time {solo:6.1f}, "
+            f"ratio {self.rate(count) / solo:4.2f}, {count - self.differing[count]} of {count} outputs as alone"
+        )
+
+
+def requests(engine: Engine, max_tokens: int) -> list[GenerationRequest]:
     return [
         engine.request(
             text,
             spec=SPECS[n % len(SPECS)],
-            max_tokens=MAX_TOKENS - 3 * (n % 4),
+            max_tokens=max_tokens - 3 * (n % 4),
             stop=("\n\n",) if n % 3 == 0 else (),
             sampling=SamplingSpec(temperature=0.8, seed=n) if n % 2 else SamplingSpec(repeat_penalty=1.1),
         )
@@ -37,31 +105,50 @@ def requests(engine: Engine) -> list[GenerationRequest]:
     ]
 
 
-def timed(engine: Engine, asked: list[GenerationRequest]) -> tuple[list[Result], float]:
-    started = time.perf_counter()
-    results = engine.generate_many(asked)
-    return results, time.perf_counter() - started
+def start_server(options: argparse.Namespace, runtime: Runtime, engine: Engine) -> LlamaServer:
+    """A server of the model that *engine* has, with as many slots and threads."""
+    models = runtime.models()
+    model = models[engine.name].locate() if engine.name in models else Path(options.model)
+    return LlamaServer(
+        options.server, model, parallel=max(COUNTS), context_size=CONTEXT, threads=engine.host["threads"],
+        options=shlex.split(options.server_options),
+    )  # fmt: skip
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("--tokens", type=int, default=48, help="most tokens of a request")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, help="two threads beside a busy neighbour measure that one")
+    parser.add_argument("--server", type=Path, metavar="LLAMA_SERVER")
+    parser.add_argument("--server-options", default="", help="more of its options, as in '--flash-attn off'")
+    return parser.parse_args()
 
 
 def main() -> int:
-    model = sys.argv[1] if len(sys.argv) > 1 else None
-    differ = 0
-    with Runtime() as runtime, runtime.open(model, context_size=1_024, parallel=max(COUNTS)) as engine:
-        asked = requests(engine)
-        timed(engine, asked[:1])  # warm up
-        alone = [timed(engine, [request]) for request in asked]
-        for count in COUNTS:
-            together, seconds = timed(engine, asked[:count])
-            solo = sum(elapsed for _, elapsed in alone[:count])
-            pairs = zip(together, alone, strict=False)
-            wrong = sum((got.token_ids, got.text) != (own.token_ids, own.text) for got, ([own], _) in pairs)
-            differ += wrong
-            tokens = sum(len(result.token_ids) for result in together)
-            print(
-                f"{count} together: {tokens / seconds:6.1f} tokens/s, one at a time {tokens / solo:6.1f}, "
-                f"ratio {solo / seconds:4.2f}; {wrong} of {count} outputs differ"
-            )
-    return int(differ > 0)
+    options = parse()
+    with ExitStack() as stack:
+        runtime = stack.enter_context(Runtime())
+        engine = runtime.open(options.model, context_size=CONTEXT, parallel=max(COUNTS), threads=options.threads)
+        stack.enter_context(engine)
+        power = Runner("Power", lambda asked: [result.token_ids for result in engine.generate_many(asked)])
+        runners = [power]
+        if options.server is not None:
+            server = stack.enter_context(start_server(options, runtime, engine))
+            runners.append(Runner("server", server.together))
+        asked = requests(engine, options.tokens)
+        for runner in runners:
+            runner.run_alone(asked)
+        for turn in range(options.rounds):
+            for count in COUNTS:
+                for runner in runners if turn % 2 else reversed(runners):
+                    runner.run(asked[:count])
+    for count in COUNTS:
+        print(f"{count} together: " + "; ".join(runner.report(count) for runner in runners))
+        if len(runners) > 1:
+            print(f"{count} together: Power / server {power.rate(count) / runners[1].rate(count):4.2f}")
+    return int(any(power.differing.values()))
 
 
 if __name__ == "__main__":
