@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from cases.lab import COPY, GREETING, fields_of
+from parity.setups import Setup, opened
 from power_core.engine import Engine
 from power_core.errors import PowerError
 from power_core.request import GenerationRequest, Result, SamplingSpec
@@ -21,12 +23,29 @@ TEXTS = (
     GREETING, COPY, "def f(x):\n    return x\n\ndef f(x):\n    return", "1, 2, 3, 1, 2, 3, 1, 2,",
     "The sea was", "ha ha ha ha ha ha", "A B C D E F", '{"id": 1}, {"id": 2}, {"id":',
 )  # fmt: skip
-SPECS = ("suffix", "prompt-lookup", "ngram-mod", "off")
+TRAINED = (
+    Setup("llamacpp", "dspark", "native"), Setup("llamacpp", "dflash2", "native"), Setup("llamacpp", "mtp", "torch"),
+    Setup("torch", "dspark", "torch"), Setup("torch", "dflash", "torch"),
+)  # fmt: skip
+
+
+@pytest.fixture(
+    scope="module", ids=str, params=["weightless", *(pytest.param(each, marks=pytest.mark.slow) for each in TRAINED)]
+)
+def busy(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    """The engine that all clients use; some have a trained drafter on board."""
+    if request.param == "weightless":
+        yield request.getfixturevalue("engine")
+        return
+    with opened(request.param, "smollm2", draft_max=7, context_size=512, parallel=4) as engine:
+        yield engine
 
 
 @pytest.fixture(scope="module")
-def requests(engine: Engine) -> list[GenerationRequest]:
+def requests(busy: Engine) -> list[GenerationRequest]:
     """Four greedy ones with different penalties, four at temperature 0.9 with seeds 1 to 4; K from 1 to 8."""
+    own = busy.strategy
+    specs = ("suffix", "prompt-lookup", "ngram-mod", "off") if own == "off" else (own, "suffix", own, "off")
 
     def sampling(n: int) -> SamplingSpec:
         if n < 4:
@@ -34,14 +53,16 @@ def requests(engine: Engine) -> list[GenerationRequest]:
         return SamplingSpec(temperature=0.9, seed=n - 3, frequency_penalty=n / 20)
 
     return [
-        engine.request(text, sampling=sampling(n), max_tokens=8 + n, spec=SPECS[n % 4], draft_max=n + 1)
+        busy.request(
+            text, sampling=sampling(n), max_tokens=8 + n, spec=specs[n % 4], draft_max=min(n + 1, busy.draft_max)
+        )
         for n, text in enumerate(TEXTS)
     ]
 
 
 @pytest.fixture(scope="module")
-def alone(engine: Engine, requests: list[GenerationRequest]) -> list[Result]:
-    return [engine.complete(request) for request in requests]
+def alone(busy: Engine, requests: list[GenerationRequest]) -> list[Result]:
+    return [busy.complete(request) for request in requests]
 
 
 def check_same(result: Result, expected: Result) -> None:
@@ -50,9 +71,7 @@ def check_same(result: Result, expected: Result) -> None:
     assert abs(share - solo) <= 0.02
 
 
-def test_each_thread_gets_its_solo_answer(
-    engine: Engine, requests: list[GenerationRequest], alone: list[Result]
-) -> None:
+def test_each_thread_gets_its_solo_answer(busy: Engine, requests: list[GenerationRequest], alone: list[Result]) -> None:
     """Three rounds, half of them streamed; twice as many clients as sequences, so that some queue."""
     barrier = Barrier(len(requests))
 
@@ -60,7 +79,7 @@ def test_each_thread_gets_its_solo_answer(
         results = []
         for turn in range(ROUNDS):
             barrier.wait(timeout=120)
-            generation = engine.generate(requests[number])
+            generation = busy.generate(requests[number])
             if (number + turn) % 2:
                 shown = "".join(event.text for event in generation)
                 assert shown == generation.result.text
@@ -74,7 +93,7 @@ def test_each_thread_gets_its_solo_answer(
 
 
 def test_cancels_and_failures_beside_it_change_nothing(
-    engine: Engine, requests: list[GenerationRequest], alone: list[Result]
+    busy: Engine, requests: list[GenerationRequest], alone: list[Result]
 ) -> None:
     """A stream that is dropped, one that is cancelled and one that fails leave the others what they were."""
 
@@ -82,10 +101,10 @@ def test_cancels_and_failures_beside_it_change_nothing(
         if len(tokens) % 5 == 0:
             raise RuntimeError("mine")
 
-    broken = engine.generate("Once upon a time there", max_tokens=30, processors=[failing])
-    dropped = engine.generate(COPY, max_tokens=30, spec="suffix")
-    kept = [engine.generate(request) for request in requests[:3]]
-    cancelled = engine.generate(GREETING, max_tokens=30)
+    broken = busy.generate("Once upon a time there", max_tokens=30, processors=[failing])
+    dropped = busy.generate(COPY, max_tokens=30, spec="suffix")
+    kept = [busy.generate(request) for request in requests[:3]]
+    cancelled = busy.generate(GREETING, max_tokens=30)
     next(dropped)
     del dropped
     gc.collect()
@@ -96,4 +115,4 @@ def test_cancels_and_failures_beside_it_change_nothing(
     assert cancelled.drain().finish_reason is FinishReason.CANCELLED
     with pytest.raises(PowerError, match="mine"):
         broken.finish()
-    assert engine.loop.active == 0
+    assert busy.loop.active == 0
