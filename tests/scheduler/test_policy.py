@@ -81,8 +81,12 @@ def test_adaptive_takes_no_empty_round_as_feedback():
     width = AdaptivePolicy(patience=2).begin(WIDE)
     for _ in range(9):
         width.feedback(Round(0, 0))
+        assert width.limit(7) == 6
     width.feedback(Round(6, 6))
     assert width.limit(7) == 7
+    for outcome in (Round(1, 0), Round(0, 0), Round(1, 0)):  # nor does it interrupt a row of low ones
+        width.feedback(outcome)
+    assert width.limit(7) == 0
 
 
 def test_adaptive_refuses_a_drafter_of_fixed_shape():

@@ -180,6 +180,16 @@ def test_common_prefix_counts_equal_leading_tokens(a, b):
     )
 
 
+def test_common_prefix_ends_at_the_first_difference_wherever_it_is():
+    """And at the end of the shorter, for every length."""
+    for length in range(12):
+        tokens = tuple(range(length))
+        assert common_prefix(tokens, (*tokens, 99)) == common_prefix((*tokens, 99), tokens) == length
+        for place in range(length):
+            other = (*tokens[:place], 99, *tokens[place + 1 :])
+            assert common_prefix(tokens, other) == place
+
+
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=6).map(tuple)
 
 
@@ -254,3 +264,116 @@ class Cache(RuleBasedStateMachine):
 
 TestCache = Cache.TestCase
 TestCache.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.parametrize(
+    ("rule", "prompt", "matched", "prefilled", "expected"),
+    [
+        (ReuseRule(), 10, 10, 10, 9),
+        (ReuseRule(), 10, 9, 9, 9),
+        (ReuseRule(), 10, 8, 2, 8),
+        (ReuseRule(is_mixable=False), 10, 8, 2, 2),
+        (ReuseRule(is_mixable=False), 10, 2, 8, 2),
+        (ReuseRule(least_rows=4), 10, 10, 10, 6),
+        (ReuseRule(least_rows=4), 4, 4, 4, 0),
+        (ReuseRule(least_rows=4), 3, 3, 3, 0),
+        (ReuseRule(), 10, 0, 0, 0),
+    ],
+)
+def test_rows_are_left_to_evaluate_and_none_reused_across_classes(rule, prompt, matched, prefilled, expected):
+    """As many as the narrowest chunk has; a prompt shorter than that reuses nothing."""
+    assert rule.most(prompt, matched, prefilled) == expected
+
+
+def test_an_entry_that_covers_is_not_stored_again():
+    """Same tokens, no more parts and no more prompt rows: it is used instead, and what was brought is freed."""
+    cache, store = make_cache(max_entries=2)
+    assert keep(cache, store, "a", [1, 2], prefilled=1)
+    assert keep(cache, store, "b", [1, 2])
+    assert not keep(cache, store, "a", [1, 2], prefilled=1)
+    assert (cache.counters.stored, cache.counters.refused, store.held) == (2, 1, 20)
+    keep(cache, store, "c", [1, 2])
+    assert [length_of(cache, key, [1, 2, 3]) for key in "abc"] == [2, 0, 2]
+    assert keep(cache, store, "a", [1, 2], prefilled=2)
+    assert (cache.counters.stored, store.held, cache.entries) == (4, 20, 2)
+
+
+def test_bounds_may_be_used_up_exactly():
+    """By one entry and by several; 8 bytes a token count beside the payload."""
+    cache, store = make_cache(max_bytes=36)
+    assert keep(cache, store, "a", [1], nbytes=10)
+    assert keep(cache, store, "b", [1], nbytes=10)
+    assert (cache.nbytes, cache.entries, cache.counters.evictions) == (36, 2, 0)
+    assert keep(cache, store, "c", [1, 2], nbytes=20)
+    assert (cache.nbytes, cache.entries, cache.counters.evictions) == (36, 1, 2)
+    assert not keep(cache, store, "d", [1, 2], nbytes=21)
+    assert cache.entries == 1
+
+
+def test_the_longest_hit_wins_and_the_first_of_equals():
+    """What saves the most, whatever was kept last."""
+    cache, store = make_cache()
+    keep(cache, store, "a", [1, 2, 3])
+    keep(cache, store, "a", [1, 2])
+    keep(cache, store, "a", [1, 2, 9])
+    for prompt, length in (([1, 2, 3, 4], 3), ([1, 2, 9, 4], 3), ([1, 2, 5, 5], 2), ([1, 5, 5, 5], 1)):
+        assert length_of(cache, "a", prompt) == length
+    assert [cache.covered("a", prompt) for prompt in ([1, 2, 3, 4], [1, 2], [5], [])] == [3, 2, 0, 0]
+    assert cache.covered("b", [1, 2, 3]) == 0
+
+
+def test_an_entry_is_kept_for_its_whole_time():
+    """It expires when more than that has passed since its last use, not before."""
+    time = [0.0]
+    cache, store = make_cache(now=lambda: time[0], ttl=30)
+    keep(cache, store, "a", [1])
+    time[0] = 30
+    assert length_of(cache, "a", [1, 0]) == 1
+    time[0] = 60
+    assert length_of(cache, "a", [1, 0]) == 1
+    time[0] = 90.5
+    assert (length_of(cache, "a", [1, 0]), cache.counters.expirations) == (0, 1)
+
+
+def test_state_of_several_lengths_is_used_where_all_of_it_fits():
+    """Parts that cannot be cut must agree; those that can are cut to them."""
+    cache, store = make_cache()
+
+    def put(key, *lengths):
+        parts = {name: store.make(length, can_cut=cut) for name, length, cut in lengths}
+        cache.store(key, [1, 2, 3, 4], parts, prefilled=4)
+
+    both, prompt = ("target", "draft"), [1, 2, 3, 4, 5]
+    put("cut", ("target", 4, True), ("draft", 3, True))
+    put("whole", ("target", 4, True), ("draft", 3, False))
+    put("apart", ("target", 4, False), ("draft", 3, False))
+    put("short", ("target", 2, True), ("draft", 3, False))
+    assert [length_of(cache, key, prompt, needs=both) for key in ("cut", "whole", "apart", "short")] == [3, 3, 0, 0]
+    assert length_of(cache, "apart", prompt) == 4
+
+
+def test_what_a_payload_that_cannot_be_loaded_had_counted_is_counted_back():
+    cache, store = make_cache()
+    keep(cache, store, "a", [1, 2])
+    with cache.lookup("a", [1, 2, 3], ANY, TARGET) as hit:
+        assert (cache.counters.hits, cache.counters.reused_tokens, cache.counters.evaluated_tokens) == (1, 2, 1)
+        cache.forget(hit)
+    counters = cache.counters
+    assert (counters.requests, counters.hits, counters.misses, counters.damaged) == (1, 0, 1, 1)
+    assert (counters.reused_tokens, counters.evaluated_tokens) == (0, 3)
+
+
+def test_entries_in_use_are_the_last_to_be_evicted():
+    """They would free no bytes; where nothing else is there, the oldest of them goes all the same."""
+    cache, store = make_cache(max_entries=2)
+    keep(cache, store, "a", [1])
+    held = cache.lookup("a", [1, 0], ANY, TARGET)
+    keep(cache, store, "b", [1])
+    keep(cache, store, "c", [1])
+    assert [length_of(cache, key, [1, 0]) for key in "abc"] == [1, 0, 1]
+    other = cache.lookup("c", [1, 0], ANY, TARGET)
+    keep(cache, store, "d", [1])
+    assert (cache.entries, length_of(cache, "d", [1, 0])) == (2, 1)
+    held.release()
+    other.release()
+    assert (store.held, cache.nbytes) == (20, 36)
