@@ -53,9 +53,9 @@ ROOT = Path(__file__).resolve().parents[1]
 SCHEDULER = "power_core/scheduler/{}.py"
 # By what reaches the files: tests of each by itself, tests of what decides lengths, and tests through an engine.
 UNITS = ["acceptance", "admission", "cache_disk", "checks", "outcome", "plan", "policy", "prefix", "prompt_cache"]
-UNITS += ["queue", "replicas", "sequence", "sharing", "verifying", "widths"]
+UNITS += ["queue", "replica_loop", "replicas", "reuse", "sequence", "serving", "sharing", "verifying", "widths"]
 LENGTHS = ["backlog", "chains", "cost_aware", "costs", "drafting", "simulate", "traces"]
-LOOPS = ["loading", "loop", "proposing", "replica_loop", "reuse", "serving", "stats"]
+LOOPS = ["loading", "loop", "proposing", "stats"]
 ENGINE = ["batch", "ends", "faults", "policies", "reuse", "rollback", "serving", "widths"]
 
 
@@ -70,7 +70,7 @@ TESTS = {
     "power_core/sampling": sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/test_sampling*.py")),
     **dict.fromkeys(map(SCHEDULER.format, UNITS), test_files("scheduler/", UNITS)),
     **dict.fromkeys(map(SCHEDULER.format, LENGTHS), test_files("scheduler/", LENGTHS)),
-    **dict.fromkeys(map(SCHEDULER.format, LOOPS), test_files("engine/", ENGINE) + test_files("scheduler/", LOOPS)),
+    **dict.fromkeys(map(SCHEDULER.format, LOOPS), test_files("engine/", ENGINE)),
 }
 PARAMETERS = 3  # of a test through an engine: of those that have more, some evenly chosen ones
 OUT = os.fdopen(os.dup(1), "w", buffering=1)  # what pytest prints goes nowhere

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from power_core.errors import DeadlineError, QueueFullError, RequestCancelledError, RequestError, TooLargeError
-from power_core.scheduler.admission import AdmissionController, Deadline
+from power_core.scheduler.admission import AdmissionController, AdmissionCounters, Deadline
 
 
 class Clock:
@@ -393,3 +393,9 @@ def test_one_release_may_let_several_forward():
     big.cancel()
     assert [ticket.is_granted for ticket in tickets] == [True, False, True]
     assert (controller.active, controller.waiting, controller.reserved_bytes) == (2, 1, 80)
+
+
+def test_nothing_has_become_of_nothing():
+    controller, _ = make()
+    assert controller.counters == AdmissionCounters(0, 0, 0, 0, 0, 0, 0)
+    assert (controller.waiting, controller.active, controller.reserved_bytes) == (0, 0, 0)

@@ -10,7 +10,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from power_core.errors import BackendError
 from power_core.prefix import Snapshot
 from power_core.scheduler.prefix import ReuseRule, cache_key, common_prefix
-from power_core.scheduler.prompt_cache import PromptCache
+from power_core.scheduler.prompt_cache import CacheCounters, PromptCache
 from power_core.target import SessionOptions
 from power_core.testing import one_class, padded_class, two_classes
 
@@ -377,3 +377,9 @@ def test_entries_in_use_are_the_last_to_be_evicted():
     held.release()
     other.release()
     assert (store.held, cache.nbytes) == (20, 36)
+
+
+def test_a_cache_begins_empty():
+    cache, _ = make_cache()
+    assert cache.counters == CacheCounters(0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+    assert (cache.entries, cache.nbytes, cache.max_entries) == (0, 0, 64)

@@ -136,10 +136,10 @@ def test_a_granted_request_can_be_too_late_as_well():
 
 def test_nobody_waits_for_sequences_that_are_all_lost():
     queue, _ = make(active=2)
-    queue.admission.add_places(-1)
     put(queue)
-    assert ends(queue) == []
-    queue.admission.add_places(-1)
+    for _ in range(2):
+        assert ends(queue) == []
+        queue.admission.add_places(-1)
     [(_, reason, error)] = queue.ended()
     assert reason is FinishReason.ERROR
     assert isinstance(error, BackendError)
@@ -179,17 +179,19 @@ def test_totals_are_sums_over_ended_requests():
     """Counts add up, reasons are counted by name, and only a deadline expires."""
     totals = Totals()
     names = ("reused", "emitted", "drafted", "accepted", "replays", "rebuilds")
+    assert (totals.steps, totals.prefill_steps, totals.mixed_steps, totals.widths) == (0, 0, 0, {})
+    assert (totals.finished, totals.expired, totals.guarded, totals.prompt_tokens) == ({}, 0, 0, 0)
     for number in (1, 2):
         sequence = make_sequence((1, 2, 3))
         for i, name in enumerate(names, 1):
             setattr(sequence.counts, name, i * number)
-        sequence.counts.guard = 0 if number == 2 else None
+        sequence.counts.guard = 0
         totals.add(sequence, FinishReason.STOP, None)
     assert [getattr(totals, name) for name in names] == [3, 6, 9, 12, 15, 18]
-    assert (totals.prompt_tokens, totals.guarded, totals.expired) == (6, 1, 0)
+    assert (totals.prompt_tokens, totals.guarded, totals.expired) == (6, 2, 0)
     for error in (late("decoding"), BackendError("x", who="y")):
         totals.add(make_sequence(), FinishReason.ERROR, error)
-        assert totals.expired == 1
+        assert (totals.expired, totals.guarded) == (1, 2)
     assert totals.finished == {"stop": 2, "error": 2}
 
 

@@ -7,7 +7,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from power_core.errors import BackendError
 from power_core.scheduler.admission import AdmissionController
-from power_core.scheduler.replicas import ReplicaPool
+from power_core.scheduler.replicas import ReplicaCounters, ReplicaPool
 
 
 class Session:
@@ -237,3 +237,17 @@ class Replicas(RuleBasedStateMachine):
 
 TestReplicas = Replicas.TestCase
 TestReplicas.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_a_pool_begins_empty():
+    pool, _ = make_pool()
+    assert pool.counters == ReplicaCounters(0, 0, 0, 0, 0)
+    assert (pool.built, pool.leased, pool.replica_bytes) == (0, 0, 0)
+
+
+def test_replicas_are_healthy_where_nobody_says_how_to_tell():
+    factory = Factory()
+    pool = ReplicaPool(factory.build, factory.close, size=1)
+    first = pool.lease_now()
+    first.end()
+    assert pool.lease_now().replica is first.replica
