@@ -251,3 +251,27 @@ def test_replicas_are_healthy_where_nobody_says_how_to_tell():
     first = pool.lease_now()
     first.end()
     assert pool.lease_now().replica is first.replica
+
+
+def test_everything_that_becomes_of_a_replica_is_counted_once():
+    """Built, adopted, lent, given back, damaged, unhealthy, and not built at all."""
+    pool, factory = make_pool(size=2)
+    pool.adopt(factory.build())
+    adopted, built = pool.lease_now(), pool.lease_now()
+    assert pool.counters == ReplicaCounters(built=2, leased=2)
+    built.mark_damaged()
+    for lease in (adopted, built, built):
+        lease.end()
+    assert pool.counters == ReplicaCounters(built=2, leased=2, returned=2, retired=1)
+    adopted.replica.is_healthy = False
+    factory.fails = True
+    with pytest.raises(BackendError):
+        pool.lease_now()
+    assert pool.counters == ReplicaCounters(built=2, failed_builds=1, leased=2, returned=2, retired=2)
+    assert (pool.built, pool.leased) == (0, 0)
+
+
+@pytest.mark.parametrize("name", ["counters", "leased", "lock", "idle", "reservations", "is_closed"])
+def test_what_a_pool_keeps_is_its_own(name):
+    with pytest.raises(TypeError, match=name):
+        ReplicaPool(Session, print, size=1, **{name: 0})
