@@ -40,6 +40,7 @@ class Session:
         return self.held[seq]
 
     def can_truncate(self, seq, length):
+        self.asked = length
         return self._truncates
 
     def truncate(self, seq, length):
@@ -118,7 +119,8 @@ def test_rows_of_a_member_are_pending_tokens_and_its_proposal():
     assert batch.tokens[1:5].tolist() == [3, 4, 8, 9]
     assert batch.positions[1:5].tolist() == [2, 3, 4, 5]
     assert batch.outputs[:5].tolist() == [False, False, True, True, True]
-    assert Member(sequence, 0, 2, samples=False).add_rows(batch) == 0
+    assert Member(sequence, 1, 2, samples=False).add_rows(batch) == 0
+    assert batch.tokens[5 : batch.n].tolist() == [2, 3]
 
 
 def test_a_forward_is_counted_for_each_that_took_part():
@@ -138,6 +140,7 @@ def test_a_forward_is_counted_for_each_that_took_part():
     [
         ({"accepted": 3}, []),
         ({"accepted": 1, "finish": FinishReason.STOP}, []),
+        ({"accepted": 2}, [("truncate", 5)]),
         ({"accepted": 1}, [("truncate", 4)]),
         ({"accepted": 0}, [("truncate", 3)]),
         ({"accepted": 0, "proposal": ()}, []),
@@ -149,6 +152,7 @@ def test_a_commit_cuts_off_what_was_rejected(kwargs, calls):
     sequence, member = in_step(session, **kwargs)
     sequence.target.commit(member.kept)
     assert (session.calls, member.replayed, sequence.guard) == (calls, False, None)
+    assert [("truncate", session.asked)] == calls if calls else not hasattr(session, "asked")
 
 
 @pytest.mark.parametrize(("capacity", "guard"), [(2, 2), (0, 0), (None, 0)])
@@ -234,3 +238,87 @@ def test_timings_are_differences_of_marks():
     assert (timings.ttft_s, timings.prefill_s, timings.decode_s, timings.request_s) == (2.0, 1.5, 5.0, 7.0)
     clock.finished = None
     assert clock.timings().request_s == pytest.approx(clock.timings().decode_s + 2.0, abs=0.5)
+
+
+class DraftSession:
+    """A draft that writes down what it is told."""
+
+    def __init__(self):
+        self.told = []
+
+    def begin(self, seq, tokens):
+        self.told.append(("begin", seq, [*tokens]))
+
+    def checkpoint(self, seq):
+        return f"draft of {seq}"
+
+    def observe(self, seq, committed, rows):
+        place = None if rows is None else (rows.start, rows.count, rows.position)
+        self.told.append((seq, [*committed], place))
+
+    def restore(self, seq, retained):
+        self.told.append(("restore", seq, retained))
+
+
+def drafted(*, wants_rows=True):
+    """A sequence with a draft, and the draft."""
+    session = DraftSession()
+    draft = SimpleNamespace(session=session, wants_rows=wants_rows, call=lambda call, *args: call(*args))
+    sequence = make_sequence((1, 2, 3))
+    sequence.seq = 6
+    sequence.bind(Session(), draft)
+    assert session.told.pop() == ("begin", 6, [1, 2, 3])
+    return sequence, session
+
+
+def committed(sequence, *, base, n, start=0, chosen=(), has_rows=True):
+    """Commit *n* rows from *base* on, which began at row *start* of the batch."""
+    member = make_member(sequence, base=base)
+    member.start, member.chosen = start, [*chosen]
+    member.rows = member.rows if has_rows else None
+    sequence.target.planned = member
+    sequence.drafting.commit(n)
+
+
+def test_a_draft_commits_after_the_target_and_before_what_is_chosen_with():
+    """What it may raise must find the target's rows where they can be restored."""
+    sequence, _ = drafted()
+    target, drafting = sequence.target, sequence.drafting
+    assert sequence._participants == [target, drafting, sequence.sampler, sequence.decoder]
+
+
+def test_a_draft_is_told_of_tokens_and_of_rows_where_it_reads_them():
+    """Rows of a prompt as well, which choose no token; nothing where there is neither."""
+    sequence, session = drafted()
+    committed(sequence, base=0, n=2, start=5)
+    committed(sequence, base=2, n=3, start=4, chosen=(7, 8))
+    assert session.told == [(6, [], (5, 2, 0)), (6, [7, 8], (4, 3, 2))]
+    sequence, session = drafted(wants_rows=False)
+    committed(sequence, base=0, n=2)
+    committed(sequence, base=2, n=3, chosen=(7, 8))
+    assert session.told == [(6, [7, 8], None)]
+
+
+def test_rows_that_are_evaluated_again_are_not_told_twice():
+    """After a replay only those beyond what the draft has seen; tokens are told in any case."""
+    sequence, session = drafted()
+    committed(sequence, base=0, n=5, start=1)
+    session.told.clear()
+    committed(sequence, base=2, n=3, start=9, chosen=(4,))
+    committed(sequence, base=2, n=2, start=9)
+    committed(sequence, base=2, n=6, start=9, chosen=(5,))
+    committed(sequence, base=8, n=1, start=0, chosen=(6,), has_rows=False)
+    assert session.told == [(6, [4], None), (6, [5], (12, 3, 5)), (6, [6], None)]
+    committed(sequence, base=9, n=1, start=0, chosen=(3,))
+    assert session.told[-1] == (6, [3], (0, 1, 9))
+
+
+def test_a_restored_draft_has_seen_what_it_had_when_the_step_opened():
+    sequence, session = drafted()
+    committed(sequence, base=0, n=3)
+    mark = sequence.drafting.checkpoint()
+    committed(sequence, base=3, n=2, chosen=(4,))
+    sequence.drafting.restore(mark)
+    assert session.told[-1] == ("restore", 6, "draft of 6")
+    committed(sequence, base=3, n=1, chosen=(5,))
+    assert session.told[-1] == (6, [5], (0, 1, 3))
