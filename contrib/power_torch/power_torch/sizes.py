@@ -11,7 +11,7 @@ from power_torch.hparams import HyperParameters
 __all__ = ["session_bytes", "weight_bytes"]
 
 _FLOAT = 4
-_COPIES = 4  # of what a row leaves behind while the probe compares it: parts, their join, and results it keeps
+_COPIES = 6  # rows that the probe holds, in widest forwards: results it keeps, parts, their join
 
 
 def session_bytes(
@@ -34,20 +34,22 @@ def session_bytes(
     row = 8 * hparams.hidden_size + 3 * heads + 4 * hparams.ffn_size + len(options.hidden_layers) * hparams.hidden_size
     scores = 4 * hparams.num_heads * span  # two masks, scores, their softmax
     forward = _FLOAT * prefill_rows * (row + scores)
-    # The probe keeps rows of each width, in all less than twice the widest, of all that was computed for them.
+    # The probe compares all that was computed for a row, and products of the model's shapes, as made up and as packed.
     left = hparams.vocab_size + hparams.num_layers * (
         2 * hparams.kv_size + 2 * hparams.hidden_size + hparams.query_size
     )
-    probe = _FLOAT * 2 * prefill_rows * _COPIES * left + 3 * _matrices(hparams, 1) * dtype.itemsize
+    matrices = _block(hparams) + hparams.vocab_size * hparams.hidden_size
+    probe = _FLOAT * prefill_rows * _COPIES * left + 2 * matrices * dtype.itemsize
     return int(cache + rotations + forward + probe)
 
 
-def weight_bytes(hparams: HyperParameters, dtype: torch.dtype) -> int:
-    """The most bytes the weights take while they are put into the layout of the kernels: as read, and once more."""
-    return 2 * _matrices(hparams, hparams.num_layers) * dtype.itemsize
+def weight_bytes(hparams: HyperParameters, dtype: torch.dtype) -> tuple[int, int]:
+    """The most bytes that weights take for good, in the layout of the kernels, and what loading takes beside them."""
+    blocks = hparams.num_layers * _block(hparams)
+    vocabulary = 3 * hparams.vocab_size * hparams.hidden_size  # embedding, output, output in the kernels' layout
+    return (blocks + vocabulary) * dtype.itemsize, blocks * dtype.itemsize
 
 
-def _matrices(hparams: HyperParameters, layers: int) -> int:
-    """Elements of the matrices of *layers* blocks, embedding and output."""
-    heads = 2 * hparams.query_size + 2 * hparams.kv_size
-    return layers * hparams.hidden_size * (heads + 3 * hparams.ffn_size) + 2 * hparams.vocab_size * hparams.hidden_size
+def _block(hparams: HyperParameters) -> int:
+    """Elements of a block's matrices."""
+    return hparams.hidden_size * (2 * hparams.query_size + 2 * hparams.kv_size + 3 * hparams.ffn_size)

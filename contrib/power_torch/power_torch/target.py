@@ -142,8 +142,11 @@ class TorchModel:
         """
         positions, prefill_rows = self._room(self._checked(options), options)
         hparams = self._file.hparams
-        more = 0 if self._prepared is not None else max(weight_bytes(hparams, self.dtype) - self._file.nbytes, 0)
-        return more + session_bytes(hparams, options, positions=positions, prefill_rows=prefill_rows, dtype=self.dtype)
+        work = session_bytes(hparams, options, positions=positions, prefill_rows=prefill_rows, dtype=self.dtype)
+        if self._prepared is not None:
+            return work
+        for_good, loading = weight_bytes(hparams, self.dtype)
+        return max(for_good - self._file.nbytes, 0) + max(work, loading)
 
     def _room(self, context: int, options: SessionOptions) -> tuple[int, int]:
         """Cache rows of a sequence, and rows of the widest forward."""

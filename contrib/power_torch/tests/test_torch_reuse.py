@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -105,3 +108,44 @@ def test_a_session_is_reserved_in_bytes(tiny: Callable[[str], Path], runtime: Ca
         assert engine.complete(PROMPT, max_tokens=4).token_ids
     with pytest.raises(TooLargeError, match="raise memory_limit"):
         runtime(memory_limit=3_000_000).open(tiny("llama"), **OPTIONS, context_size=512)
+
+
+@pytest.mark.slow
+def test_a_session_takes_no_more_than_was_reserved(tmp_path: Path) -> None:
+    """Weights, cache, probe and full sequences in a process of their own: its peak stays below, within a factor."""
+    pytest.importorskip("resource", reason="peaks are counted on Unix")
+    program = f"""
+import resource, torch
+from pathlib import Path
+from power_torch.config import TorchConfig
+from power_torch.target import TorchBackend
+from power_core.target import RowBatch, SessionOptions
+from power_core.testing.gguf import tiny_llama
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+def use(path, **options):
+    model = TorchBackend(TorchConfig(dtype="fp32", prefill_rows=64)).load(path)
+    options = SessionOptions(threads=1, **options)
+    reserved = model.session_bytes(options) + path.stat().st_size
+    session = model.open_session(options)
+    for seq in range(options.max_sequences):
+        session.open(seq)
+        for start in range(0, options.context_size, 64):
+            batch = RowBatch(64)
+            batch.add_chain(seq, start, list(range(3, 67)), 1)
+            session.forward(batch, session.profile.prefill)
+    model.close()
+    return reserved
+
+folder = Path({str(tmp_path)!r})
+large = tiny_llama(folder / "large.gguf", hidden_size=256, layers=4, vocab_size=1200)
+use(tiny_llama(folder / "small.gguf"), context_size=64)  # what libraries take once
+before = peak()
+print(use(large, context_size=1024, max_sequences=4), peak() - before)
+"""
+    environment = {**os.environ, "POWER_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    reserved, taken = map(int, done.stdout.split())
+    assert reserved / 3 < taken < reserved
