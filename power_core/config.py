@@ -69,6 +69,20 @@ def _is_cores(_config: object, _attribute: Any, value: str | None) -> None:
         parse_cores(value)
 
 
+def _is_folder(_config: object, attribute: Any, value: str | None) -> None:
+    """A folder, or where one can be made, as far as can be seen without making it."""
+    if value is None:
+        return
+    try:
+        folder = Path(value).expanduser().absolute()
+        is_one = next(path for path in (folder, *folder.parents) if path.exists()).is_dir()
+        cause = "not a folder"
+    except (OSError, RuntimeError, ValueError) as exc:  # no such user; a NUL; a name that is too long
+        is_one, cause = False, f"{getattr(exc, 'strerror', None) or exc}"
+    if not is_one:
+        raise ConfigError(f"{attribute.name} is {value!r:.120}: {cause}", who="config", got=value, expected="a folder")
+
+
 def _is_niceness(_config: object, attribute: Any, value: int | None) -> None:
     if value is not None and not -20 <= value <= 19:
         raise ConfigError(f"{attribute.name} is {value}", who="config", got=value, expected="-20 to 19")
@@ -143,7 +157,7 @@ class PowerConfig:
     memory_limit: int | None = _key(None, minimum=1)
     prompt_cache_bytes: int = _key(512 * 2**20, minimum=0)
     prompt_cache_ttl: float | None = _key(None, minimum=0)
-    prompt_cache_dir: str | None = _key(None)
+    prompt_cache_dir: str | None = _key(None, validator=_is_folder)
     affinity: str | None = _key(None, validator=_is_cores)
     priority: int | None = _key(None, validator=_is_niceness)
     temperature: float = _key(0.0)
@@ -238,6 +252,10 @@ class PowerConfig:
         try:
             return registration.config(**values)
         except Exception as exc:
+            inherited = [a for a in shared if a.name not in table and not _takes(registration.config, a, values)]
+            if inherited:  # the value is not this section's: the key it comes from is the one to mend
+                key = inherited[0].metadata["inherits"]
+                source, where = self.sources.get(key, "config"), f"{key}, which {where} inherits"
             what = exc.what if isinstance(exc, PowerError) else str(exc.args[0] if exc.args else exc)
             expected, fix = (exc.expected, exc.fix) if isinstance(exc, PowerError) else (None, None)
             raise ConfigError(
@@ -261,6 +279,15 @@ class PowerConfig:
             elif not plugins.failures and not plugins.blocked:
                 source = self.sources.get(f"{PLUGIN_TABLE}.{name}")
                 raise unknown_name(f"no installed plugin has the section [{PLUGIN_TABLE}.{name}]", name, known, source)
+
+
+def _takes(config: Any, attribute: Any, values: Mapping[str, Any]) -> bool:
+    """Whether the class *config* takes the value of *attribute* alone."""
+    try:
+        config(**{attribute.name: values[attribute.name]})
+    except Exception:  # noqa: BLE001 - plugin code may raise anything
+        return False
+    return True
 
 
 def load_config(
@@ -326,7 +353,7 @@ def _find_file(path: str | Path | None, environ: Mapping[str, str], cwd: Path | 
 
 def _read_toml(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_bytes().decode("utf-8"))
+        return tomllib.loads(file.read_bytes().decode("utf-8-sig"))  # some editors write the mark
     except OSError as exc:
         raise ConfigError(f"cannot be read: {exc.strerror}", who="config", where=str(file), got=file) from exc
     except ValueError as exc:  # broken UTF-8 and broken TOML

@@ -39,7 +39,11 @@ def structured(cls: type, table: Mapping[str, Any], source_of: Callable[[str], s
             values[str(keys[key].alias)] = _converter.structure(value, keys[key].type)
         except Exception as exc:
             raise ConfigError(
-                f"{key} is {value!r}", who="config", where=source_of(key), got=value, expected=type_name(keys[key].type)
+                f"{key} is {value!r:.120}",
+                who="config",
+                where=source_of(key),
+                got=value,
+                expected=type_name(keys[key].type),
             ) from exc
     return values
 
@@ -95,9 +99,26 @@ def _to_bool(value: Any, _type: type[bool]) -> bool:
 
 
 def _to_str(value: Any, _type: type[str]) -> str:
-    if not isinstance(value, str):
+    if not isinstance(value, str) or "\0" in value:  # no name and no path has one, and C code would cut it there
         raise TypeError("not a string")
     return value
+
+
+def _to_path(value: Any, _type: type[Path]) -> Path:
+    return Path(_to_str(value, str)).expanduser()
+
+
+def _to_sequence(value: Any, wanted: Any) -> Any:
+    if not isinstance(value, list | tuple):  # text is a sequence, too: of its letters
+        raise TypeError("not a list")
+    (part, *_) = get_args(wanted)
+    return get_origin(wanted)(_converter.structure(item, part) for item in value)
+
+
+def _is_sequence(wanted: Any) -> bool:
+    """Whether *wanted* is a list, or a tuple of any length, of one type."""
+    origin, parts = get_origin(wanted), get_args(wanted)
+    return (origin is list and len(parts) == 1) or (origin is tuple and parts[1:] == (...,))
 
 
 def _to_optional(value: Any, wanted: Any) -> Any:
@@ -117,4 +138,6 @@ _converter.register_structure_hook(int, _to_int)
 _converter.register_structure_hook(float, _to_float)
 _converter.register_structure_hook(bool, _to_bool)
 _converter.register_structure_hook(str, _to_str)
+_converter.register_structure_hook(Path, _to_path)
 _converter.register_structure_hook_func(_is_optional, _to_optional)
+_converter.register_structure_hook_func(_is_sequence, _to_sequence)

@@ -26,6 +26,7 @@ class EchoConfig:
     max_match: int = 3
     weight: float = 1.0
     names: list[str] = attrs.field(factory=list)
+    place: Path | None = None
     deep: bool = attrs.field(default=False)
     floor: int | None = attrs.field(default=None, validator=attrs.validators.optional(attrs.validators.ge(0)))
     mode: str = attrs.field(default="a", validator=attrs.validators.in_(("a", "b")))
@@ -169,12 +170,52 @@ def test_a_section_inherits_keys_of_the_whole_and_may_replace_them() -> None:
     assert own.plugin(item) == Cut(0.25)
 
 
+def test_an_inherited_value_that_does_not_fit_is_named_by_its_own_key(tmp_path: Path) -> None:
+    """The section is not at fault for what it did not set: the line leads to the key that did."""
+    dflash = pytest.importorskip("power_dflash.config")
+    item = Registration("dflash", "dflash", "power-dflash 1", object(), dflash.DFlashConfig)
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, "spec_draft_margin = 5\n[plugin.dflash]\nring = 64\n").plugin(item)
+    assert "power.toml: spec_draft_margin: spec_draft_margin, which [plugin.dflash] inherits" in str(caught.value)
+    with pytest.raises(ConfigError, match=r"power\.toml: \[plugin\.dflash\]: draft_margin is 5"):
+        load(tmp_path, "[plugin.dflash]\ndraft_margin = 5\n").plugin(item)
+
+
+@pytest.mark.parametrize(("value", "found"), [
+    ("'~no-such-user/x'", "home directory"), ('"a\\u0000"', "expected a string"), ("'power.toml/x'", "not a folder"),
+    ("'power.toml'", "not a folder"), (f"'{'x' * 300}'", "File name too long"), ("''", None), ("'new/folder'", None),
+])  # fmt: skip
+def test_a_folder_for_kept_prompts_can_be_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, found: str | None
+) -> None:
+    """What cannot be a folder is said with its key, and not when the first prompt is kept."""
+    monkeypatch.chdir(tmp_path)
+    if found is None:
+        load(tmp_path, f"prompt_cache_dir = {value}\n")
+        return
+    with pytest.raises(ConfigError, match=r"power\.toml: prompt_cache_dir: prompt_cache_dir is") as caught:
+        load(tmp_path, f"prompt_cache_dir = {value}\n")
+    assert found in str(caught.value)
+
+
+def test_a_byte_order_mark_is_no_key(tmp_path: Path) -> None:
+    """Editors of one system write it."""
+    (tmp_path / "power.toml").write_bytes(b"\xef\xbb\xbftop_k = 3\n")
+    assert load_config(environ={}, cwd=tmp_path).top_k == 3
+
+
 @pytest.mark.parametrize(
     ("line", "found"),
     [
         ("max_mach = 5", "did you mean 'max_match'?"),
         ("max_match = 'x'", "[plugin.echo] max_match: max_match is 'x' (expected an integer)"),
         ("names = [1]", "expected list[str]"),
+        ("names = 'abc'", "expected list[str]"),  # not its letters
+        ("names = {a = 1}", "expected list[str]"),
+        ('names = ["a\\u0000"]', "expected list[str]"),
+        ("place = '~no-such-user/x'", "expected a path"),
+        ('place = "a\\u0000"', "expected a path"),
+        ("place = 5", "expected a path"),
         ("floor = -1", "[plugin.echo]"),
         ("mode = 'c'", "[plugin.echo]: 'mode' must be in ('a', 'b') (got 'c')"),
         ("share = 2", "[plugin.echo]: share is 2.0 (expected a number from 0 to 1)"),

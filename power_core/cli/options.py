@@ -10,6 +10,7 @@ import click
 
 __all__ = ["engine_options", "json_option", "prompt_options", "sampling_options"]
 
+_DEVICES = ("/dev/null", "/dev/stdin", "/dev/tty")
 F = TypeVar("F", bound=Callable[..., Any])
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -66,9 +67,19 @@ def sampling_options(command: F) -> F:
     return _all(_SAMPLING, command)
 
 
-def file_path(**kwargs: Any) -> click.Path:
-    """A path to an existing file."""
-    return click.Path(exists=True, dir_okay=False, path_type=Path, **kwargs)
+class _FilePath(click.Path):
+    """A path to an existing file, or a pipe; a device may never end."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = Path(super().convert(value, param, ctx))
+        if (path.is_char_device() or path.is_block_device()) and str(path) not in _DEVICES:
+            self.fail(f"{str(path)!r} is a device, not a file.", param, ctx)
+        return path
+
+
+def file_path() -> click.Path:
+    """The type of a path to an existing file."""
+    return _FilePath(exists=True, dir_okay=False)
 
 
 def _all(options: tuple[Callable[[F], F], ...], command: F) -> F:

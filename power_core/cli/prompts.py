@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["encode_prompt", "read_prompt", "read_text"]
 
+_MOST = 64 << 20  # bytes; what does not end is not read to its end
+
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:
     """The prompt given as an argument, with ``-f``, or on standard input (``-``, or where it is no terminal)."""
@@ -27,13 +29,14 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
         return prompt
     if prompt is None and sys.stdin.isatty():
         raise click.UsageError("no prompt; give one as an argument, with -f FILE, or on standard input")
-    return _decoded(sys.stdin.buffer.read(), "standard input")
+    return _decoded(sys.stdin.buffer.read(_MOST + 1), "standard input")
 
 
 def read_text(file: Path) -> str:
     """The file's text, byte for byte."""
     try:
-        return _decoded(file.read_bytes(), str(file))
+        with file.open("rb") as source:
+            return _decoded(source.read(_MOST + 1), str(file))
     except OSError as exc:
         raise click.UsageError(f"{file}: cannot be read: {exc.strerror}") from exc
 
@@ -51,6 +54,8 @@ def encode_prompt(engine: Engine, text: str, *, chat: bool | None, system: str |
 
 
 def _decoded(data: bytes, source: str) -> str:
+    if len(data) > _MOST:
+        raise click.UsageError(f"{source}: more than {_MOST:,} bytes; no context holds as much")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as exc:

@@ -143,6 +143,9 @@ def test_json_is_exactly_one_document(power: Power, args: tuple[str, ...]) -> No
         (("models", "add", "mine", "none.gguf"), "no such file"),
         (("models", "remove", "toy"), "no model 'toy' was added"),
         (("receipt", "verify", "none.json"), "does not exist"),
+        (("receipt", "verify", "/dev/zero"), "is a device, not a file"),
+        (("generate", "-f", "/dev/zero"), "is a device, not a file"),
+        (("simulate", "/dev/zero", "--cost-curve", "/dev/zero"), "is a device, not a file"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -153,6 +156,16 @@ def test_bad_input_is_one_line_and_exit_2(power: Power, args: tuple[str, ...], s
     assert said in result.stderr
     assert result.stderr.count("\n") == 1
     assert result.stdout == ""
+
+
+def test_input_without_an_end_is_not_read_to_it(power: Power, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt is bounded, whoever writes it."""
+    monkeypatch.setattr("power_core.cli.prompts._MOST", 8)
+    Path("long.txt").write_text("123456789")
+    for result in (power("generate", "-f", "long.txt"), power("generate", "-", input="123456789")):
+        assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+        assert "more than 8 bytes" in result.stderr
+    assert power("generate", "-", "--max-tokens", "1", input="12345678").exit_code == 0
 
 
 def test_debug_raises_instead(power: Power, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +15,7 @@ __all__ = ["DTYPES", "EXECUTORS", "MtpConfig"]
 
 EXECUTORS = ("auto", "native", "torch")
 DTYPES = ("auto", "fp32", "bf16")
+_DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 
 
 def _one_of(*words: str) -> Callable[[Any, Attribute[str], str], None]:
@@ -25,8 +28,13 @@ def _one_of(*words: str) -> Callable[[Any, Attribute[str], str], None]:
 
 def _is_threshold(_config: MtpConfig, attribute: Attribute[float], value: float) -> None:
     # Above 1 everything is cut: a margin meant for another strategy's scale may be inherited, and is no error.
-    if type(value) not in (int, float) or not value >= 0.0:  # NaN compares false
+    if type(value) not in (int, float) or not 0.0 <= value < math.inf:  # NaN compares false
         raise _refuse(attribute.name, value, "a number of at least 0")
+
+
+def _is_device(_config: MtpConfig, attribute: Attribute[str], value: str) -> None:
+    if not isinstance(value, str) or not _DEVICE.fullmatch(value):
+        raise _refuse(attribute.name, value, "cpu, cuda or cuda:N")
 
 
 def _is_count(_config: MtpConfig, attribute: Attribute[int], value: int) -> None:
@@ -54,7 +62,7 @@ class MtpConfig:
         fr_vocab_size: Rows of the output matrix that are projected, from the first on: token ids, or the most
             frequent tokens of a head with `d2t`. 0 projects all.
         ring: Context positions the head's own K/V ring keeps (torch executor); 0 keeps all.
-        device: Where the torch executor computes, as torch names it.
+        device: Where the torch executor computes: `cpu`, `cuda` or `cuda:N`.
         dtype: Its matrices and ring: `fp32`, `bf16`, or `auto`: bf16 where the device multiplies it natively.
     """
 
@@ -63,5 +71,5 @@ class MtpConfig:
     draft_p_min: float = field(default=0.0, validator=_is_threshold, metadata={"inherits": "spec_draft_p_min"})
     fr_vocab_size: int = field(default=0, validator=_is_count, metadata={"inherits": "spec_mtp_fr_vocab_size"})
     ring: int = field(default=512, validator=_is_count)
-    device: str = "cpu"
+    device: str = field(default="cpu", validator=_is_device)
     dtype: str = field(default="auto", validator=_one_of(*DTYPES))

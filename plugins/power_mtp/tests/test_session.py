@@ -237,7 +237,8 @@ def test_misuse_is_one_clear_error(misuse: str) -> None:
     "options",
     [
         {"executor": "gpu"}, {"draft_margin": -0.1}, {"draft_margin": float("nan")}, {"draft_p_min": "0.5"},
-        {"fr_vocab_size": -1}, {"fr_vocab_size": True}, {"ring": 1.5},
+        {"fr_vocab_size": -1}, {"fr_vocab_size": True}, {"ring": 1.5}, {"draft_margin": float("inf")},
+        {"device": "gpu"}, {"device": ""}, {"device": "cuda:x"},
     ],
 )  # fmt: skip
 def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
