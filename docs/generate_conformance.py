@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from power_conformance import Kind, rules_of
+from power_conformance import Kind, all_rules, rules_of
 
 PAGE = Path(__file__).with_name("conformance.md")
 INTRODUCTION = Path(__file__).with_name("conformance_intro.md")
@@ -18,7 +18,7 @@ HEADINGS = {
 
 def page() -> str:
     """The page as it should be."""
-    sections = [INTRODUCTION.read_text(encoding="utf-8")]
+    sections = [INTRODUCTION.read_text(encoding="utf-8").replace("{rules}", str(len(all_rules())))]
     for kind, heading in HEADINGS.items():
         rules = rules_of(kind)
         lines = [f"### {heading} ({len(rules)})", "", "| id | what, and why |", "|---|---|"]

@@ -11,7 +11,8 @@ import pytest
 from power_conformance.runner import check_plugin
 
 ROOT = Path(__file__).resolve().parents[3]
-SLOW = {"dflash", "dspark", "llamacpp", "mtp", "torch"}  # several models, each loaded for every rule
+PAGE = ROOT / "docs" / "conformance_intro.md"
+SLOW = {"dflash", "dspark", "llamacpp", "mtp", "torch"}  # real models and sessions, hundreds of files
 
 
 def plugins() -> Iterator[object]:
@@ -23,7 +24,7 @@ def plugins() -> Iterator[object]:
 
 @pytest.mark.parametrize("name", list(plugins()))
 def test_first_party_plugins_are_green(name: str) -> None:
-    """No rule is broken, and some of each kind of subject are kept."""
+    """No rule is broken, some of each subject are kept, and the page says how many."""
     points = tuple(entry_points(group="power", name=name))
     if not points:
         pytest.skip(f"the plugin {name!r} is not installed here")
@@ -31,3 +32,6 @@ def test_first_party_plugins_are_green(name: str) -> None:
     failures = [str(outcome.failure) for subject in report.subjects for outcome in subject.outcomes if outcome.failure]
     assert failures == []
     assert all(subject.count("passed") > 0 for subject in report.subjects)
+    passed, absent = (sum(subject.count(word) for subject in report.subjects) for word in ("passed", "not applicable"))
+    [row] = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith(f"| `{name}` |")]
+    assert row.endswith(f"| {passed} | {absent} |")
