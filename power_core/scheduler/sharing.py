@@ -34,9 +34,7 @@ def share_rows(wanted: Sequence[int], chances: Sequence[Sequence[float]], room: 
     given = [0] * len(wanted)
     heap = [(-_chance(chances[i], 0), i) for i, most in enumerate(wanted) if most > 0]
     heapify(heap)
-    for _ in range(max(room, 0)):
-        if not heap:
-            break
+    for _ in range(room):  # fewer than are wanted, so that the heap lasts
         member = heap[0][1]
         given[member] += 1
         if given[member] < wanted[member]:

@@ -14,6 +14,7 @@ FAR = 100
     [
         ((), (5,), 0),
         ((5,), (6,), 0),
+        ((5,), (4,), 0),
         ((5,), (5, 6), 1),
         ((5, 6, 7), (5, 9), 1),
         ((5, 6, 7), (5, 6, 9), 2),
@@ -26,11 +27,11 @@ def test_tokens_are_chosen_up_to_the_first_mismatch(proposal, choices, accepted)
     """One token more than was accepted, each from the row that follows the one before it."""
     sequence = make_sequence(choices=choices)
     member = make_member(sequence, known=2, proposal=proposal)
-    member.start = 10
+    member.start = 11
     choose(member, FAR)
     assert (member.chosen, member.accepted, member.finish) == ([*choices], accepted, None)
     assert member.texts == [str(token) for token in choices]
-    assert sequence.sampler.read == [*range(11, 11 + len(choices))]
+    assert sequence.sampler.read == [*range(12, 12 + len(choices))]
     assert member.kept == 2 + accepted
 
 

@@ -31,3 +31,12 @@ def test_every_policy_drives_a_request(name):
     policy = make_policy(name, costs)
     assert policy.name == name
     assert policy.begin(DraftShape(3, strategy="s")).limit(3) == 3
+
+
+@pytest.mark.parametrize("name", POLICIES[1:])
+def test_a_policy_is_known_by_its_name(name):
+    """However the text came about: from a file, a command line, a caller."""
+    read = "".join(name)
+    assert policy_name(read) == name
+    assert policy_name("".join(["au", "to"])) == "cost-aware"
+    assert make_policy("".join([*name]), CostModel(WidthClass(ShapeIdentity("x"), (1, 2)))).name == name
