@@ -34,6 +34,7 @@ from power_core.types import TargetIdentity
 __all__ = ["admit", "check_binding", "checked_files", "load_artifact", "manifest_of", "write_manifest"]
 
 _CHUNK = 1 << 20  # bytes
+_LONGEST = 500  # characters of a source, a revision or a licence: they stand in a line of a list
 
 
 def manifest_of(
@@ -241,8 +242,9 @@ def checked_files(path: Path, manifest: ArtifactManifest) -> TensorFile:
 def _check_provenance(provenance: Provenance) -> None:
     for what in ("source", "revision", "license"):
         value = getattr(provenance, what)
-        if not isinstance(value, str) or not value.strip():
-            raise ArtifactError(f"the {what} is {value!r:.40}", who="artifacts", got=value, expected="a text")
+        if not isinstance(value, str) or not value.strip() or not value.isprintable() or len(value) > _LONGEST:
+            expected = f"a line of up to {_LONGEST} characters"
+            raise ArtifactError(f"the {what} is {value!r:.40}", who="artifacts", got=value, expected=expected)
 
 
 def _copied(source: TensorFile, folder: Path) -> list[Path]:

@@ -20,7 +20,15 @@ from power_core.errors import ArtifactError, ReceiptError
 from power_core.evidence.canonical import canonical, digest, parse, plain
 from power_core.types import JSON
 
-__all__ = ["MANIFEST_FILE", "MANIFEST_SCHEMA", "checked_name", "manifest_bytes", "manifest_json", "read_manifest"]
+__all__ = [
+    "MANIFEST_FILE",
+    "MANIFEST_SCHEMA",
+    "checked_name",
+    "is_name",
+    "manifest_bytes",
+    "manifest_json",
+    "read_manifest",
+]
 
 MANIFEST_FILE = "manifest.json"
 MANIFEST_SCHEMA = "power.artifact/1"
@@ -32,6 +40,11 @@ _ADMIT_AGAIN = "admit the file again, or reinstall the package that ships it"
 _converter = cattrs.Converter(forbid_extra_keys=True)
 
 
+def is_name(name: str) -> bool:
+    """Whether a folder of artifacts may hold one of this name."""
+    return _NAME.fullmatch(name) is not None
+
+
 def checked_name(name: str) -> str:
     """
     *name*, which a folder may have: letters, digits, `.`, `_` and `-`.
@@ -39,7 +52,7 @@ def checked_name(name: str) -> str:
     Raises:
         ArtifactError: It is none.
     """
-    if _NAME.fullmatch(name):
+    if is_name(name):
         return name
     raise ArtifactError(
         f"{name!r:.120} is no artifact name",

@@ -16,11 +16,9 @@ from pathlib import Path
 
 from power_core.locks import HAS_LOCKS, try_lock
 
-__all__ = ["HIDDEN", "hidden_folder", "sweep"]
+__all__ = ["hidden_folder", "sweep"]
 
-HIDDEN = "."
-"""Names that begin so are no artifacts."""
-_PREFIXES = (f"{HIDDEN}admitting-", f"{HIDDEN}removing-")
+_PREFIXES = (".admitting-", ".removing-")  # with the dot they are no names of artifacts
 _YOUNG_S = 60.0  # a folder is made, and only then locked
 _OLD_S = 86_400.0  # where there are no locks: longer than any copy takes
 
@@ -37,7 +35,7 @@ def hidden_folder(root: Path, purpose: str) -> Iterator[Path]:
     Raises:
         OSError: It cannot be made.
     """
-    folder = Path(tempfile.mkdtemp(dir=root, prefix=f"{HIDDEN}{purpose}-"))
+    folder = Path(tempfile.mkdtemp(dir=root, prefix=f".{purpose}-"))
     lock = try_lock(folder)
     try:
         yield folder

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import platformdirs
 
-from power_core.artifacts.manifest import MANIFEST_FILE, checked_name
-from power_core.artifacts.staging import HIDDEN, hidden_folder, sweep
+from power_core.artifacts.manifest import MANIFEST_FILE, checked_name, is_name
+from power_core.artifacts.staging import hidden_folder, sweep
 from power_core.errors import ArtifactError
 
 __all__ = ["admitted", "artifacts_dir", "remove", "staged"]
@@ -39,12 +39,14 @@ def admitted() -> dict[str, Path]:
     """
     Paths of the manifests of admitted artifacts by name; whether they can be read is not asked.
 
+    A folder of another name was not admitted, and is passed over.
+
     Raises:
         ArtifactError: The folder cannot be listed.
     """
     root = artifacts_dir()
     try:
-        folders = sorted(each for each in root.iterdir() if not each.name.startswith(HIDDEN) and each.is_dir())
+        folders = sorted(each for each in root.iterdir() if is_name(each.name) and each.is_dir())
     except FileNotFoundError:
         return {}
     except OSError as exc:

@@ -14,6 +14,7 @@ from typing import IO, Any
 
 import click
 
+from power_core.cli.output import shown
 from power_core.cli.state import EXIT_INTERRUPTED, State
 from power_core.errors import PluginError, PowerError
 
@@ -116,9 +117,7 @@ def _explain(exc: Exception) -> int:
 
 
 def _complain(message: str) -> int:
-    line = " ".join(message.split())
-    # A name in a message may hold what a terminal would obey, or what no encoding has.
-    click.echo("".join(c if c.isprintable() else ascii(c)[1:-1] for c in line), err=True)
+    click.echo(shown(" ".join(message.split())), err=True)
     return EXIT_BAD_INPUT
 
 

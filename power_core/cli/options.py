@@ -71,7 +71,7 @@ class _FilePath(click.Path):
     """A path to an existing file, or a pipe; a device may never end."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        path = Path(super().convert(value, param, ctx))
+        path: Any = super().convert(value, param, ctx)
         if (path.is_char_device() or path.is_block_device()) and str(path) not in _DEVICES:
             self.fail(f"{str(path)!r} is a device, not a file.", param, ctx)
         return path
@@ -79,7 +79,7 @@ class _FilePath(click.Path):
 
 def file_path() -> click.Path:
     """The type of a path to an existing file."""
-    return _FilePath(exists=True, dir_okay=False)
+    return _FilePath(exists=True, dir_okay=False, path_type=Path)
 
 
 def _all(options: tuple[Callable[[F], F], ...], command: F) -> F:

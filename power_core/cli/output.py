@@ -8,7 +8,7 @@ import click
 
 from power_core.types import JSON
 
-__all__ = ["print_json", "print_table"]
+__all__ = ["print_json", "print_table", "shown"]
 
 
 def print_json(document: JSON) -> None:
@@ -18,9 +18,19 @@ def print_json(document: JSON) -> None:
     click.echo(canonical(document))
 
 
+def shown(line: str) -> str:
+    r"""
+    *line* for a terminal: what one would obey, or no encoding has, as its escapes.
+
+    >>> shown("a\x1b[2J b")
+    'a\\x1b[2J b'
+    """
+    return line if line.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+
+
 def print_table(rows: Iterable[Sequence[str]]) -> None:
     """Print *rows* in aligned columns; the last column is free."""
-    rows = list(rows)
+    rows = [[shown(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row[:-1], widths[:-1], strict=True)]

@@ -95,7 +95,8 @@ def test_what_is_not_admitted(
 
 def test_provenance_is_asked_for(admit_toy: Admit) -> None:
     """An empty licence is none."""
-    assert "the license is ' '" in refused(admit_toy, provenance=attrs.evolve(ORIGIN, license=" "))
+    for licence in (" ", "a\nb", "\x1b[2J", "\udcff", "x" * 501):
+        assert "the license is '" in refused(admit_toy, provenance=attrs.evolve(ORIGIN, license=licence))
 
 
 def test_two_contracts_that_claim_one_file(admit_toy: Admit) -> None:
@@ -361,3 +362,14 @@ def test_a_folder_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """A home that does not exist is the variable's fault."""
     monkeypatch.setenv("POWER_ARTIFACTS_DIR", "~no-such-user/x")
     assert "POWER_ARTIFACTS_DIR: ~no-such-user/x" in refused(admitted)
+
+
+def test_what_lies_among_the_admitted_ones_is_passed_over(admit_toy: Admit, store: Path) -> None:
+    """Folders that no admission could have made, files, pipes and links to nothing are nobody's artifacts."""
+    admit_toy("one")
+    for name in ("b\udcffad", "a b", "esc\x1b[2J", ".hidden"):
+        (store / name).mkdir()
+    (store / "file").write_bytes(b"")
+    (store / "loop").symlink_to("loop")
+    os.mkfifo(store / "pipe")
+    assert list(admitted()) == ["one"]

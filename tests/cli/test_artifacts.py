@@ -14,6 +14,7 @@ from click.testing import Result
 from artifacts.toy import ORIGIN, VOCAB, ToyPlugin, head, write_safetensors
 from power_core.artifacts.admission import write_manifest
 from power_core.artifacts.matching import installed_contracts
+from power_core.evidence.canonical import canonical, digest
 from power_core.plugins import load_plugins
 from power_core.testing import ScriptedTarget, inline_plugin
 
@@ -146,3 +147,16 @@ def test_a_drafter_of_another_kind_of_model(power: Power, plugin: ToyPlugin, tmp
     refused = power("artifacts", "admit", narrow, "--target", "toy", *SAID)
     assert refused.exit_code == 2
     assert "hidden size 4 (expected 8)" in refused.stderr
+
+
+def test_a_list_shows_what_a_manifest_says_and_no_terminal_obeys_it(
+    power: Power, plugin: ToyPlugin, file: Path, tmp_path: Path
+) -> None:
+    """A manifest that somebody else wrote may hold escapes; they are printed as such."""
+    power("artifacts", "admit", file, "--target", "toy", *SAID, "--name", "mine")
+    manifest = next(tmp_path.rglob("mine/manifest.json"))
+    document = json.loads(manifest.read_bytes())
+    document["body"]["provenance"]["source"] = "\x1b[2Jgone"
+    document["digest"] = digest({"schema": document["schema"], "body": document["body"]})
+    manifest.write_bytes(canonical(document))
+    assert "\\x1b[2Jgone" in power("artifacts", "list").stdout
