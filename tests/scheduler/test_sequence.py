@@ -119,6 +119,7 @@ def test_rows_of_a_member_are_pending_tokens_and_its_proposal():
     assert batch.tokens[1:5].tolist() == [3, 4, 8, 9]
     assert batch.positions[1:5].tolist() == [2, 3, 4, 5]
     assert batch.outputs[:5].tolist() == [False, False, True, True, True]
+    assert make_member(sequence, base=3, proposal=(8, 9, 8)).add_rows(RowBatch(8)) == 4
     assert Member(sequence, 1, 2, samples=False).add_rows(batch) == 0
     assert batch.tokens[5 : batch.n].tolist() == [2, 3]
 
@@ -128,7 +129,7 @@ def test_a_forward_is_counted_for_each_that_took_part():
     sequence = make_sequence((1, 2, 3))
     Member(sequence, 0, 2, samples=False).count_pass(8, 0.5)
     Member(sequence, 2, 1, samples=True).count_pass(8, 0.25)
-    make_member(sequence, base=3, proposal=(5, 6)).count_pass(4, 0.125)
+    make_member(sequence, base=4, proposal=(5, 6)).count_pass(4, 0.125)
     counts = sequence.counts
     assert (counts.target_passes, counts.prefill_passes, counts.rounds) == (3, 1, 2)
     assert (counts.proposals, counts.drafted, counts.widths) == (1, 2, {8: 2, 4: 1})
@@ -185,6 +186,29 @@ def test_a_restore_goes_back_only_from_where_it_has_got_to():
     sequence.close(session)
     sequence.target.restore(mark)
     assert session.held == {0: 0}
+
+
+def test_a_long_sequence_that_is_where_it_was_is_left_alone():
+    """Positions are compared by value."""
+    session = Session()
+    sequence, _ = in_step(session, accepted=1)
+    member = make_member(sequence, base=int("700"))
+    sequence.begin_step(member)
+    session.held[0] = int("700")
+    session.calls.clear()
+    sequence.target.restore(member.transaction.checkpoint_of(sequence.target))
+    assert session.calls == []
+
+
+def test_a_request_begins_with_nothing():
+    """No sequence, no draft, nothing held, kept, counted or chosen; so does its part of a step."""
+    sequence = make_sequence()
+    assert (sequence.seq, sequence.draft, sequence.backlog, sequence.guard, sequence.keep_at) == (-1, None, 0, None, [])
+    assert (sequence.held, sequence.evaluated_prompt, sequence.cache_key) == (0, 0, None)
+    assert not (sequence.is_open or sequence.is_lost or sequence.cancelled)
+    member = Member(sequence, 0, 1, samples=True)
+    assert (member.limit, member.start, member.accepted, member.proposal, member.chosen) == (0, 0, 0, [], [])
+    assert not (member.replayed or member.recorded or member.finish)
 
 
 def test_a_checkpoint_covers_all_rows_the_step_may_have():

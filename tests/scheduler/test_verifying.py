@@ -25,14 +25,15 @@ FAR = 100
 )
 def test_tokens_are_chosen_up_to_the_first_mismatch(proposal, choices, accepted):
     """One token more than was accepted, each from the row that follows the one before it."""
-    sequence = make_sequence(choices=choices)
-    member = make_member(sequence, known=2, proposal=proposal)
-    member.start = 11
-    choose(member, FAR)
-    assert (member.chosen, member.accepted, member.finish) == ([*choices], accepted, None)
-    assert member.texts == [str(token) for token in choices]
-    assert sequence.sampler.read == [*range(12, 12 + len(choices))]
-    assert member.kept == 2 + accepted
+    for start in (10, 11):
+        sequence = make_sequence(choices=choices)
+        member = make_member(sequence, known=2, proposal=proposal)
+        member.start = start
+        choose(member, FAR)
+        assert (member.chosen, member.accepted, member.finish) == ([*choices], accepted, None)
+        assert member.texts == [str(token) for token in choices]
+        assert sequence.sampler.read == [*range(start + 1, start + 1 + len(choices))]
+        assert member.kept == 2 + accepted
 
 
 @pytest.mark.parametrize("at", [1, 2, 3])
