@@ -205,10 +205,10 @@ def test_a_request_begins_with_nothing():
     sequence = make_sequence()
     assert (sequence.seq, sequence.draft, sequence.backlog, sequence.guard, sequence.keep_at) == (-1, None, 0, None, [])
     assert (sequence.held, sequence.evaluated_prompt, sequence.cache_key) == (0, 0, None)
-    assert not (sequence.is_open or sequence.is_lost or sequence.cancelled)
+    assert (sequence.is_open, sequence.is_lost, sequence.cancelled) == (False, False, False)
     member = Member(sequence, 0, 1, samples=True)
     assert (member.limit, member.start, member.accepted, member.proposal, member.chosen) == (0, 0, 0, [], [])
-    assert not (member.replayed or member.recorded or member.finish)
+    assert (member.replayed, member.recorded, member.finish) == (False, False, None)
 
 
 def test_a_checkpoint_covers_all_rows_the_step_may_have():
