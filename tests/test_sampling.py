@@ -40,7 +40,7 @@ class LogitRows:
         self.reads["logits"] += 1
         return self.rows[i]
 
-    def hidden(self, i: int, layer: int) -> Row:
+    def hidden(self, i: int | slice, layer: int) -> Row:
         raise NotImplementedError
 
 
