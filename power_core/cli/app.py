@@ -97,6 +97,8 @@ class PowerGroup(click.Group):
             code = super().main(args, prog_name or "power", complete_var, standalone_mode=False, **extra)
         except click.Abort:  # Ctrl-C outside a generation; click has ended the line
             return EXIT_INTERRUPTED
+        except click.exceptions.NoArgsIsHelpError as exc:  # its message is the whole help
+            return _complain(f"{exc.ctx.command_path}: no command was named; see `{exc.ctx.command_path} --help`")
         except click.ClickException as exc:
             context = getattr(exc, "ctx", None)
             return _complain(f"{context.command_path if context else 'power'}: {exc.format_message()}")

@@ -143,6 +143,7 @@ def test_json_is_exactly_one_document(power: Power, args: tuple[str, ...]) -> No
         (("models", "add", "mine", "none.gguf"), "no such file"),
         (("models", "remove", "toy"), "no model 'toy' was added"),
         (("receipt", "verify", "none.json"), "does not exist"),
+        (("receipt",), "power receipt: no command was named; see `power receipt --help`"),
         (("receipt", "verify", "/dev/zero"), "is a device, not a file"),
         (("generate", "-f", "/dev/zero"), "is a device, not a file"),
         (("simulate", "/dev/zero", "--cost-curve", "/dev/zero"), "is a device, not a file"),
