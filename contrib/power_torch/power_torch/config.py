@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from attrs import field, frozen
+from attrs.converters import optional
 
 from power_core.errors import ConfigError
 
@@ -57,4 +58,4 @@ class TorchConfig:
     dtype: Precision = field(default=Precision.AUTO, converter=Precision)
     device: str = field(default="cpu", validator=_device)
     prefill_rows: int = field(default=128, validator=_rows)
-    probe_cache_dir: Path | None = None
+    probe_cache_dir: Path | None = field(default=None, converter=optional(Path))
