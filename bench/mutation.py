@@ -187,8 +187,9 @@ class Session:
         is_deep = module.differs(other)
         if not changed and not is_deep:
             return "void"
-        lines = reached.keys() if is_deep else statement_lines(module.text, changed_lines(module.text, text))
-        tests = sorted({test for line in lines for test in reached[line]}, key=self._seconds.__getitem__)
+        lines = statement_lines(module.text, changed_lines(module.text, text))
+        found = set(self._items) if is_deep else {test for line in lines for test in reached[line]}
+        tests = sorted(found, key=self._seconds.__getitem__)
         if not tests:
             return "unreached"
         if not is_deep and is_killed(lambda: self._run_patched(module, other, changed, tests)):
