@@ -170,7 +170,7 @@ def test_on_off_and_evicted_are_the_same_on_real_models(
     """Both real models: a story that is asked about, by every zero-weight strategy."""
     path = model if model == "smollm2" else gemma(Path(pytestconfig.cache.mkdir("models")))
     with open_engine(runtime, path, spec="off", **OPTIONS) as engine:
-        text, ends = engine.encode(STORY * 8), [engine.encode(f" {end}") for end in ENDS]
+        text, ends = engine.encode(STORY * 4), [engine.encode(f" {end}") for end in ENDS]
         plain = plain_fields(engine, asked_after(text, ends))
         for spec in ("off", *STRATEGIES):
             warm = check_kept(engine, asked_after(text, ends, spec=spec), plain)
