@@ -38,12 +38,13 @@ def structured(cls: type, table: Mapping[str, Any], source_of: Callable[[str], s
         try:
             values[str(keys[key].alias)] = _converter.structure(value, keys[key].type)
         except Exception as exc:
+            wanted = type_name(keys[key].type) + (" without NUL" if "\0" in str(value) else "")
             raise ConfigError(
                 f"{key} is {value!r:.120}",
                 who="config",
                 where=source_of(key),
                 got=value,
-                expected=type_name(keys[key].type),
+                expected=wanted,
             ) from exc
     return values
 

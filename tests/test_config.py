@@ -182,7 +182,8 @@ def test_an_inherited_value_that_does_not_fit_is_named_by_its_own_key(tmp_path: 
 
 
 @pytest.mark.parametrize(("value", "found"), [
-    ("'~no-such-user/x'", "home directory"), ('"a\\u0000"', "expected a string"), ("'power.toml/x'", "not a folder"),
+    ("'~no-such-user/x'", "home directory"), ('"a\\u0000"', "expected a string without NUL"),
+    ("'power.toml/x'", "not a folder"),
     ("'power.toml'", "not a folder"), (f"'{'x' * 300}'", "File name too long"), ("''", None), ("'new/folder'", None),
 ])  # fmt: skip
 def test_a_folder_for_kept_prompts_can_be_one(

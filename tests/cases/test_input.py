@@ -42,7 +42,7 @@ def test_sizes_that_are_none(runtime: Runtime, engine: Engine, name: str, value:
 
 @pytest.mark.parametrize(("name", "error"), [
     ("absent", CapabilityError), ("absent.gguf", ArtifactError), (".", ArtifactError), ("", ArtifactError),
-    (5, CapabilityError), ("x" * 5000 + ".gguf", ArtifactError), ("a\0b.gguf", ArtifactError),
+    (5, CapabilityError), ("x" * 5000 + ".gguf", ArtifactError), ("a\0b.gguf", ConfigError),
     ("~no-such-user/model.gguf", ArtifactError),
 ], ids=lambda value: str(value)[:20])  # fmt: skip
 def test_models_that_are_none(runtime: Runtime, name: Any, error: type[PowerError]) -> None:
