@@ -322,7 +322,6 @@ class Serving(RuleBasedStateMachine):
     """
 
     replicas = 0
-    breakable = ("forward", "copy_in", "copy_out", "truncate", "checkpoint", "open")
 
     def __init__(self):
         super().__init__()
@@ -387,9 +386,9 @@ class Serving(RuleBasedStateMachine):
     def cancel(self, data):
         self.engine.cancel(data.draw(st.sampled_from(sorted(self.live))))
 
-    @rule(data=st.data())
-    def break_next(self, data):
-        name, faults = data.draw(st.sampled_from(self.breakable)), self.target.faults
+    @rule(name=st.sampled_from(["forward", "copy_in", "copy_out", "truncate", "checkpoint", "open"]))
+    def break_next(self, name):
+        faults = self.target.faults
         faults.at = {name: faults.calls[name] + 1}
 
     @rule()
@@ -439,7 +438,15 @@ class ServingReplicas(Serving):
     """The same over two session replicas, which are also lost and built anew, where there is memory for them."""
 
     replicas = 2
-    breakable = (*Serving.breakable, "close")
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def lose_a_replica(self, data):
+        """The end of a request comes now, and its close fails: most likely that of a sequence, else of a check."""
+        faults = self.target.faults
+        faults.at = {"close": faults.calls["close"] + 1}
+        self.cancel(data)
+        self.step()
 
 
 TestServing = Serving.TestCase
