@@ -122,22 +122,31 @@ def test_requests_wait_where_there_is_no_memory_for_a_replica():
     assert (len(made), loop.active) == (1, 0)
 
 
+def test_replicas_that_say_nothing_of_memory_take_none():
+    memory = AdmissionController(max_active=9, max_waiting=0, max_bytes=0)
+    loop, queue, _ = make(memory=memory)
+    put(queue, 2)
+    loop.step()
+    assert stepped(loop) == ["a", "b"]
+
+
 def test_a_replica_whose_step_raises_is_retired_with_its_request():
     """What it left behind is not lost; the others go on, and another takes its place."""
     loop, queue, made = make()
-    put(queue, 2)
+    put(queue, 3)
     for replica in range(2):
         loop.step()
         made[replica].steps = 9
     made[0].fails = True
-    made[0].left = [SimpleNamespace(origin=Origin.END, by="left")]
+    made[0].left = [
+        SimpleNamespace(origin=origin, by=origin.name) for origin in (Origin.ACCEPTED, Origin.PLAIN, Origin.END)
+    ]
     with pytest.raises(OSError, match="gone"):
         loop.step()
     assert (made[0].closed, made[0].is_shut, loop.pool.counters.retired) == (1, True, 1)
-    assert loop.active == 1 + 1  # the end that was left, and the other request
-    assert stepped(loop) == ["left", "b"]
-    put(queue)
-    assert stepped(loop) == ["b", "c"]
+    assert loop.active == 2 + 1  # the end that was left, and the other requests
+    assert stepped(loop) == ["ACCEPTED", "PLAIN", "END", "b", "c"]
+    assert loop.active == 2
 
 
 def test_a_place_that_was_lost_comes_back_with_another_replica():

@@ -228,3 +228,26 @@ def test_generated_rows_of_another_class_are_not_reused_as_prompt_rows():
     reuse._mixable = True  # as if the answer had been kept
     ended(reuse, session, range(40), answer=24)
     assert hits(reuse, [*range(40), *[9] * 40]) == 40
+
+
+def test_places_are_kept_one_after_the_other():
+    """Where another prompt parted, then before the last rows; far from the beginning as near to it."""
+    reuse, session, store = make(can_cut=False)
+    for tail in (1, 2):
+        sequence = keyed([*range(600), *[tail] * 100])
+        reuse.begin(sequence)
+        for held in (int("600"), int("699"), int("700")):
+            sequence.evaluated_prompt = session.held = held
+            reuse.advance(sequence)
+    assert (store.saved, session.calls, sequence.keep_at) == ([699, 600, 699], [], [])
+
+
+def test_one_row_more_than_a_hit_brought_is_worth_a_copy():
+    """Memory that cannot be cut is used whole, so that the longer state is of use to longer prompts only."""
+    reuse, session, _ = make(can_cut=False)
+    sequence = keyed(range(41))
+    reuse.begin(sequence)
+    sequence.evaluated_prompt = session.held = 40
+    reuse.advance(sequence)
+    assert places(reuse, range(42)) == [41]
+    assert places(reuse, range(41)) == []

@@ -136,3 +136,12 @@ def test_replicas_learn_from_the_first_and_give_back_what_they_hold():
         lease.end()
     loop.pool.close_all()
     assert (len(shut), memory.reserved_bytes, first.closed, made[0].closed) == (3, 0, 1, 1)
+
+
+def test_an_engine_without_bounds_of_its_own():
+    """Kept prompts in memory, a queue, and nothing else."""
+    serving = Serving()
+    assert (serving.queue_max, serving.queue_per_client, serving.deadline_s, serving.replicas) == (1024, None, None, 0)
+    assert (serving.cache_bytes, serving.cache_ttl_s, serving.cache_dir) == (512 << 20, None, None)
+    assert (serving.memory, serving.device, serving.session_bytes, serving.reservations) == (None, None, 0, ())
+    assert serving.session_reservation is None
