@@ -22,6 +22,7 @@ from typing import Any
 import structlog
 from attrs import define, frozen
 
+from power_core.errors import ConfigError
 from power_core.types import TokenId
 
 __all__ = ["DiskEntry", "DiskTier", "PartShape"]
@@ -71,6 +72,9 @@ class DiskTier:
         max_bytes: Most bytes of all files; the least recently used go first.
         ttl: Seconds after its last use that a file is removed; None keeps it.
         clock: Wall-clock seconds, as file times have them.
+
+    Raises:
+        ConfigError: The folder can be neither used nor made.
     """
 
     def __init__(
@@ -82,7 +86,13 @@ class DiskTier:
         self.damaged = 0
         self._clock = clock
         self._entries: dict[str, DiskEntry] = {}  # file name -> entry
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise ConfigError(
+                f"the folder cannot be made: {exc.strerror}", who="prompt cache", where=str(folder),
+                fix="set prompt_cache_dir to a folder that can be written",
+            ) from exc  # fmt: skip
         for file in folder.glob("*" + _SUFFIX):
             entry = self._read_head(file)
             if entry is not None:

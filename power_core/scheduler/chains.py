@@ -43,13 +43,14 @@ def chain_names(spec: str) -> tuple[str, ...]:
     ('suffix', 'dspark')
 
     Raises:
-        ConfigError: A name is missing or comes twice.
+        ConfigError: A name is missing or comes twice, or stands for no one strategy.
     """
     names = tuple(name.strip() for name in spec.split(SEPARATOR))
-    if not all(names) or len(set(names)) != len(names):
+    alone = {"auto", "off"} if len(names) > 1 else set()
+    if not all(names) or len(set(names)) != len(names) or alone & set(names):
         raise ConfigError(
             f"{spec!r} is no chain of strategies", who="chain", where="--spec", got=spec,
-            expected="names separated by commas, each once",
+            expected="names of strategies separated by commas, each once; auto and off stand alone",
         )  # fmt: skip
     return names
 

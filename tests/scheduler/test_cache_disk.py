@@ -5,7 +5,7 @@ import os
 import pytest
 from structlog.testing import capture_logs
 
-from power_core.errors import BackendError
+from power_core.errors import BackendError, ConfigError
 from power_core.prefix import Snapshot
 from power_core.scheduler.cache_disk import DiskTier, PartShape
 from power_core.scheduler.prefix import ReuseRule
@@ -68,6 +68,13 @@ def test_an_entry_outlives_the_process(tmp_path):
     assert loaded(cache, store, "a", [1, 2, 3, 4]) == (b"xyz", 3)
     assert loaded(cache, store, "a", [1, 2, 9, 9]) == (b"xyz", 2)
     assert (cache.counters.hits, cache.counters.misses, cache.counters.damaged) == (2, 1, 0)
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    """A file stands in its place: one line says where, and what to set."""
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(ConfigError, match="prompt_cache_dir"):
+        DiskTier(tmp_path / "file" / "kept", max_bytes=1)
 
 
 def test_any_changed_byte_makes_a_miss_with_a_warning(tmp_path):

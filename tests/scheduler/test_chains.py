@@ -47,7 +47,7 @@ def following():
 
 def test_names_are_split_and_checked():
     assert chain_names("suffix,dspark") == ("suffix", "dspark")
-    for bad in ("", "a,", ",a", "a,a"):
+    for bad in ("", "a,", ",a", "a,a", "auto,off", "suffix,auto", "off,suffix"):
         with pytest.raises(ConfigError):
             chain_names(bad)
 

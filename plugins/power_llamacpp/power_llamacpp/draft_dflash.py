@@ -31,7 +31,7 @@ _FLOAT_KEYS = (
 _KEYS = frozenset(
     [
         "context_length", "embedding_length", "block_count", "feed_forward_length", "vocab_size", "block_size",
-        "target_layers", "hidden_act", "nextn_predict_layers", "expert_count", "expert_used_count",
+        "target_layers", "hidden_activation", "nextn_predict_layers", "expert_count", "expert_used_count",
         "attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length",
         "attention.causal", "attention.sliding_window", "attention.sliding_window_pattern", "rope.dimension_count",
         "rope.dimension_sections", "rope.scaling.type", "rope.scaling.finetuned",
@@ -202,9 +202,9 @@ def _check_window(info: GgufInfo) -> None:
 
 def _check_activation(info: GgufInfo) -> None:
     known = ("silu", "gelu", "gelu_pytorch_tanh")
-    value = info.metadata.get("dflash.hidden_act", "silu")
-    if value not in known:
-        refuse(info.path, f"dflash.hidden_act is {value!r}", got=value, expected=" or ".join(known))
+    value = info.metadata.get("dflash.hidden_activation", "silu")
+    if not isinstance(value, str) or value not in known:
+        refuse(info.path, f"dflash.hidden_activation is {value!r:.80}", got=value, expected=" or ".join(known))
 
 
 def _kind(info: GgufInfo) -> DraftKind:

@@ -112,7 +112,8 @@ COMMON_KEYS = {
     "vocab_size": [None, 0, 1, 319, 321, 2**31, TOP],
     "block_size": [None, 0, 257, TOP, 8.0],
     "target_layers": [None, 3, [0, 3], [-1, 3], [1, 4], [1, 400], [3, 3], [1], [1, 2, 3], ["a", "b"], [1.0, 3.0]],
-    "hidden_act": ["relu", 1],
+    "hidden_activation": ["relu", 1, ["silu", "silu"]],
+    "hidden_act": ["silu", "gelu"],  # read by nobody
     "nextn_predict_layers": [1, 3],
     "expert_count": [4],
     "expert_used_count": [2],
