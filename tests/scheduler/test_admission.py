@@ -399,3 +399,26 @@ def test_nothing_has_become_of_nothing():
     controller, _ = make()
     assert controller.counters == AdmissionCounters(0, 0, 0, 0, 0, 0, 0)
     assert (controller.waiting, controller.active, controller.reserved_bytes) == (0, 0, 0)
+
+
+def test_a_long_queue_is_bounded_like_a_short_one():
+    """Counts are compared by value."""
+    controller, _ = make(waiting=300)
+    for _ in range(301):
+        controller.submit()
+    with pytest.raises(QueueFullError):
+        controller.submit()
+    assert controller.waiting == 300
+
+
+def test_nothing_is_granted_while_more_is_active_than_may_be():
+    """Places may go while they are held; those that hold them go on."""
+    controller, _ = make(active=2)
+    tickets = [controller.submit() for _ in range(2)]
+    controller.add_places(-1)
+    waiting = controller.submit()
+    assert not waiting.is_granted
+    tickets[0].cancel()
+    assert not waiting.is_granted
+    tickets[1].cancel()
+    assert waiting.is_granted

@@ -117,7 +117,9 @@ def test_a_file_another_process_removed_makes_a_miss(tmp_path):
     keep(*open_cache(tmp_path), "a", [1, 2, 3])
     cache, store = open_cache(tmp_path)
     only_file(tmp_path).unlink()
-    assert loaded(cache, store, "a", [1, 2, 3, 4]) is None
+    with capture_logs() as logs:
+        assert loaded(cache, store, "a", [1, 2, 3, 4]) is None
+    assert len([entry for entry in logs if "removed" in entry["event"]]) == 1
 
 
 def test_bytes_that_the_store_refuses_make_a_miss(tmp_path):
@@ -154,7 +156,8 @@ def test_a_disk_that_cannot_be_written_is_a_warning(tmp_path, monkeypatch):
     monkeypatch.setattr("power_core.scheduler.cache_disk.os.fsync", full)
     with capture_logs() as logs:
         assert keep(cache, store, "a", [1, 2, 3])
-    assert logs[0]["log_level"] == "warning"
+        assert not write(cache.disk, "b")
+    assert [entry["log_level"] for entry in logs] == ["warning"] * 2
     assert list(tmp_path.iterdir()) == []
     assert loaded(cache, store, "a", [1, 2, 3, 4]) == (b"state", 3)
 
@@ -252,3 +255,35 @@ def test_keys_and_tokens_name_the_file(tmp_path):
         write(tier, key, tokens)
     assert len(tier.entries) == len(list(tmp_path.iterdir())) == 4
     assert all(len(file.name) == 40 + len(".powercache") for file in tmp_path.iterdir())
+
+
+def test_what_never_fits_drives_nothing_out(tmp_path):
+    """Whatever its length: it is refused before anything is written."""
+    tier = DiskTier(tmp_path, max_bytes=100_000)
+    write(tier, "small")
+    write(tier, "large", data=b"")
+    rest = tier.nbytes - tier.entries[0].size  # of a file without parts' bytes; digits of the length come on top
+    tier.drop("large", (1, 2, 3))
+    for length in range(1000, 1040):
+        tier.max_bytes = rest + 3 + length - 1
+        assert not write(tier, "large", data=bytes(length))
+        assert [entry.key for entry in tier.entries] == ["small"]
+
+
+def test_a_long_prompt_is_read_back(tmp_path):
+    """Into a folder that is made with those above it."""
+    folder = tmp_path / "of" / "prompts"
+    write(DiskTier(folder, max_bytes=100_000), tokens=tuple(range(1000)), data=bytes(1000))
+    tier = DiskTier(folder, max_bytes=100_000)
+    [entry] = tier.entries
+    assert (entry.tokens, tier.read(entry)) == (tuple(range(1000)), {"target": bytes(1000)})
+
+
+@pytest.mark.parametrize("first", [b"A", b"Z"])
+def test_a_file_of_another_format_is_not_taken_for_one_of_ours(tmp_path, first):
+    write(DiskTier(tmp_path, max_bytes=10_000))
+    file = only_file(tmp_path)
+    file.write_bytes(first + file.read_bytes()[1:])
+    with capture_logs() as logs:
+        assert DiskTier(tmp_path, max_bytes=10_000).entries == []
+    assert "another format" in logs[0]["cause"]
