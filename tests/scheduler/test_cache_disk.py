@@ -287,3 +287,16 @@ def test_a_file_of_another_format_is_not_taken_for_one_of_ours(tmp_path, first):
     with capture_logs() as logs:
         assert DiskTier(tmp_path, max_bytes=10_000).entries == []
     assert "another format" in logs[0]["cause"]
+
+
+def test_the_file_that_saves_most_is_brought_into_memory(tmp_path):
+    """And none of another key, whatever its name."""
+    cache, store = open_cache(tmp_path)
+    for tokens in ([1, 2], [1, 2, 3, 4], [1, 2, 3]):
+        keep(cache, store, "b", tokens, b"of %d" % len(tokens))
+    cache, store = open_cache(tmp_path)
+    assert loaded(cache, store, "a", [1, 2, 3, 4, 5]) is loaded(cache, store, "c", [1, 2, 3, 4, 5]) is None
+    assert cache.entries == 0
+    assert loaded(cache, store, "b", [1, 2, 3, 4, 5]) == (b"of 4", 4)
+    assert loaded(cache, store, "b", [1, 2, 9, 9, 9]) == (b"of 4", 2)
+    assert cache.entries == 1

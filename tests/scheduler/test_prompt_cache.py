@@ -383,3 +383,43 @@ def test_a_cache_begins_empty():
     cache, _ = make_cache()
     assert cache.counters == CacheCounters(0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
     assert (cache.entries, cache.nbytes, cache.max_entries) == (0, 0, 64)
+
+
+def test_an_evicted_entry_is_freed_by_the_last_who_holds_it():
+    cache, store = make_cache(max_entries=1)
+    keep(cache, store, "a", [1])
+    first, second = (cache.lookup("a", [1, 0], ANY, TARGET) for _ in range(2))
+    keep(cache, store, "b", [1])
+    first.release()
+    assert (store.held, cache.nbytes) == (20, 36)
+    second.release()
+    assert (store.held, cache.nbytes) == (10, 18)
+
+
+def test_what_does_not_fit_beside_entries_in_use_is_not_kept():
+    """Dropping them would free nothing; of too many that fit the oldest makes room."""
+    for most_bytes, most, kept, found in ((36, 9, False, "ab"), (54, 2, True, "bc")):
+        cache, store = make_cache(max_bytes=most_bytes, max_entries=most)
+        hits = []
+        for key in "ab":
+            keep(cache, store, key, [1])
+            hits.append(cache.lookup(key, [1, 0], ANY, TARGET))
+        assert keep(cache, store, "c", [1]) is kept
+        assert [key for key in "abc" if length_of(cache, key, [1, 0])] == [*found]
+        for hit in hits:
+            hit.release()
+        assert (store.held, cache.nbytes) == (20, 36)
+
+
+def test_a_part_that_cannot_be_freed_keeps_no_other_from_it():
+    cache, store = make_cache()
+    keep(cache, store, "a", [1], parts=("target", "draft"))
+    freed = []
+
+    def free(snapshot):
+        freed.append(snapshot)
+        raise BackendError("stuck")
+
+    store.free = free
+    cache.clear()
+    assert (len(freed), cache.nbytes, cache.entries) == (2, 0, 0)
