@@ -110,7 +110,7 @@ def test_no_cell_is_left_out() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "strategy", "width", "sampling", "turn"), [(*cell, turn) for turn, cell in enumerate(CELLS)],
-    ids=["-".join(map(str, cell)) for cell in CELLS], indirect=["engine"],
+    ids=["-".join(map(str, cell)) for cell in CELLS], indirect=["engine"], scope="module",  # else an engine a cell
 )  # fmt: skip
 def test_a_cell_is_plain_decoding(
     engine: Engine, plain: Ask, strategy: str, width: int, sampling: str, turn: int,
