@@ -138,7 +138,7 @@ def test_a_replica_whose_step_raises_is_retired_with_its_request():
         loop.step()
         made[replica].steps = 9
     made[0].fails = True
-    origins = (Origin.CORRECTION, Origin.END, Origin.PLAIN, Origin.END)
+    origins = (*[Origin.CORRECTION] * 3, Origin.END, Origin.PLAIN, Origin.END)
     made[0].left = [SimpleNamespace(origin=origin, by=origin.name) for origin in origins]
     with pytest.raises(OSError, match="gone"):
         loop.step()
