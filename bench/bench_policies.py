@@ -23,6 +23,7 @@ from parity.prompts import PROMPTS
 from power_core.config import PowerConfig
 from power_core.drafter import Proposal
 from power_core.engine import Engine
+from power_core.errors import ConfigError
 from power_core.plugins import load_plugins
 from power_core.request import Result
 from power_core.runtime import Runtime
@@ -107,10 +108,15 @@ def main() -> None:
         print_curve(engine)
 
 
-def policies(engine: Engine) -> dict[str, WidthPolicy]:
-    """Each policy by the name of its column."""
-    fixed: dict[str, WidthPolicy] = {f"fixed {k}": FixedPolicy(k) for k in FIXED}
-    return {**fixed, "adaptive": AdaptivePolicy(), "cost-aware": make_policy("cost-aware", engine.loop.costs)}
+def policies(engine: Engine, spec: str) -> dict[str, WidthPolicy]:
+    """Each policy that can drive *spec*, by the name of its column."""
+    found: dict[str, WidthPolicy] = {f"fixed {k}": FixedPolicy(k) for k in FIXED}
+    try:
+        engine.loop.policy = found["adaptive"] = AdaptivePolicy()
+        engine.loop.prepare(spec, DRAFT_MAX)
+    except ConfigError:  # the shape of its drafts is fixed
+        del found["adaptive"]
+    return {**found, "cost-aware": make_policy("cost-aware", engine.loop.costs)}
 
 
 def decode_seconds(engine: Engine, text: str, spec: str, tokens: int) -> tuple[float, Result]:
@@ -130,7 +136,7 @@ def print_speeds(
             seconds, plain = decode_seconds(engine, text, "off", tokens)
             spent["off"] += seconds
             known.show(plain)
-            for name, policy in policies(engine).items():
+            for name, policy in policies(engine, spec).items():
                 engine.loop.policy = policy
                 seconds, result = decode_seconds(engine, text, spec, tokens)
                 spent[name] += seconds
@@ -140,7 +146,7 @@ def print_speeds(
                     checked.update(result.counts.widths)
         for name in spent.keys() - {"off"}:
             speeds.setdefault(name, []).append(spent["off"] / spent[name])
-    medians = {name: statistics.median(speeds[name]) for name in policies(engine)}
+    medians = {name: statistics.median(speeds[name]) for name in policies(engine, spec)}
     best = max(1.0, *(medians[f"fixed {k}"] for k in FIXED))
     columns = "  ".join(f"{name} {value:.2f}" for name, value in medians.items())
     rows = ", ".join(f"{width} x {times}" for width, times in checked.most_common(4))
@@ -166,7 +172,7 @@ def print_recovery(engine: Engine, known: KnownText, rounds: int) -> None:
         for _ in range(rounds):
             spent = {}
             for spec in ("oracle", "late"):
-                engine.loop.policy = policies(engine)[name]
+                engine.loop.policy = policies(engine, spec)[name]
                 spent[spec] = seconds_after(engine, text, spec, RECOVERED, end)
             ratios.append(spent["oracle"] / spent["late"])
         print(f"recovery, {name}: {statistics.median(ratios):.2f} of the oracle's speed, 64 tokens after the first hit")
