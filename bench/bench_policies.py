@@ -19,6 +19,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))  # prompts of the parity suite
 
+from attrs import evolve
+
 from parity.prompts import PROMPTS
 from power_core.config import PowerConfig
 from power_core.drafter import Proposal
@@ -154,13 +156,16 @@ def print_speeds(
 
 
 def print_limit(engine: Engine, title: str, spec: str, texts: Sequence[str], tokens: int) -> None:
-    """Cost-aware on what was recorded of the texts and on the costs measured here, over the oracle's."""
+    """Cost-aware on what was recorded of the texts, over the oracle: at the costs measured here, and with free rows."""
     engine.loop.policy = recording = RecordingPolicy()
     for text in texts:
         engine.complete(text, spec=spec, max_tokens=tokens)
-    found = compare(title, recording.traces(), engine.loop.costs.curve)
-    speed = found.speeds["cost-aware"]
-    print(f"{title}, replayed: cost-aware {speed:.2f}, oracle {found.oracle:.2f}: {speed / found.oracle:.2f} of it")
+    here, traces = engine.loop.costs.curve, recording.traces()
+    free = evolve(here, steps=(0.0, *[1.0] * (DRAFT_MAX + 1)), row=0.0)
+    for name, curve in (("replayed", here), ("rows free", free)):
+        found = compare(title, traces, curve)
+        speed = found.speeds["cost-aware"]
+        print(f"{title}, {name}: cost-aware {speed:.2f}, oracle {found.oracle:.2f}: {speed / found.oracle:.2f} of it")
 
 
 def print_recovery(engine: Engine, known: KnownText, rounds: int) -> None:
