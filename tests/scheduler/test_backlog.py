@@ -29,7 +29,7 @@ class Recorder:
     """A drafter's session whose state is all it was told, and whose proposals say what that is."""
 
     def __init__(self):
-        self.state, self.observed = {}, 0
+        self.state, self.observed, self.restored = {}, 0, 0
 
     def begin(self, seq, tokens):
         self.state[seq] = [*tokens]
@@ -48,6 +48,7 @@ class Recorder:
         return [*self.state[seq]]
 
     def restore(self, seq, checkpoint):
+        self.restored += 1
         self.state[seq] = [*checkpoint]
 
     def end(self, seq):
@@ -99,16 +100,17 @@ def test_a_drafter_that_is_not_asked_is_told_nothing():
     assert (inner.observed, session.backlog(0)) == (0, 100)
 
 
-def test_what_is_kept_is_bounded():
-    """After 1,024 rows the drafter is told all the same, so a long context costs no more memory than that."""
+@pytest.mark.parametrize(("block", "told_at"), [(1, 1024), (256, 1024), (300, 1200)])
+def test_what_is_kept_is_bounded(block, told_at):
+    """From 1,024 rows on the drafter is told all the same, so a long context costs no more memory than that."""
     inner = Recorder()
     session = BacklogSession(inner, LAYERS)
     session.begin(0, [1])
-    for position in range(0, 5120, 256):
+    for position in range(0, 2 * told_at, block):
         session.checkpoint(0)
-        session.observe(0, [], HiddenRows(States(position, 256), 0, 256, position))
-        assert session.backlog(0) <= 1024
-    assert inner.observed == 4
+        assert inner.observed == position // told_at
+        assert session.backlog(0) == position % told_at
+        session.observe(0, [], HiddenRows(States(position, block), 0, block, position))
 
 
 def test_states_are_copied():
@@ -121,6 +123,77 @@ def test_states_are_copied():
         values[:] = np.nan
     session.catch_up(0)
     assert told(inner.state[0])[0] == [(0.0, 1.0, 0.0, 3.0), (1.0, 1.0, 1.0, 3.0)]
+
+
+def test_rows_are_told_of_with_their_place():
+    """Of two commits at once, neither of which begins at the first row of its forward, and one without rows."""
+    inner, seen = Recorder(), []
+    inner.observe = lambda seq, committed, rows: seen.append((seq, [*committed], rows))
+    session = BacklogSession(inner, LAYERS)
+    session.begin(0, [1])
+    session.observe(0, [5, 6, 7], HiddenRows(States(9, 6), 1, 3, 10))
+    session.observe(0, [8], None)
+    session.observe(0, [9, 4], HiddenRows(States(11, 4), 2, 2, 13))
+    session.catch_up(0)
+    ((seq, committed, rows),) = seen
+    assert (seq, committed) == (0, [5, 6, 7, 8, 9, 4])
+    assert (rows.start, rows.count, rows.position) == (0, 5, 10)
+    assert [*rows.rows.hidden(slice(0, 5), 3)[:, 0]] == [10, 11, 12, 13, 14]
+    assert [*rows.rows.hidden(4, 1)] == [14, 1]
+    session.observe(0, [3], None)
+    session.catch_up(0)
+    session.catch_up(0)
+    assert seen[1:] == [(0, [3], None)]
+
+
+def test_an_undone_step_undoes_the_proposal():
+    """Only that: where nothing was proposed since, the drafter is left alone."""
+    inner = Recorder()
+    session = BacklogSession(inner, LAYERS)
+    session.begin(0, [1])
+    for _ in range(2):
+        session.observe(0, [2], HiddenRows(States(0, 1), 0, 1, 0))
+        session.catch_up(0)
+        known = [*inner.state[0]]
+        session.restore(0, session.checkpoint(0))
+        mark = session.checkpoint(0)
+        restored = inner.restored
+        session.propose([DraftRequest(0, 2, 4)])
+        session.restore(0, mark)
+        session.restore(0, mark)
+        assert (inner.state[0], inner.restored) == (known, restored + 1)
+
+
+def test_a_kept_step_keeps_the_proposal_until_the_drafter_is_told_more():
+    """Undoing the step after it takes back what that one brought, and no more."""
+    inner = Recorder()
+    session = BacklogSession(inner, LAYERS)
+    session.begin(0, [1])
+    session.propose([DraftRequest(0, 1, 4)])
+    session.observe(0, [2, 3], HiddenRows(States(0, 2), 0, 2, 0))
+    mark = session.checkpoint(0)
+    session.observe(0, [4, 5, 6], HiddenRows(States(2, 3), 0, 3, 2))
+    session.restore(0, mark)
+    assert (session.backlog(0), inner.restored, inner.observed) == (2, 0, 0)
+    session.catch_up(0)
+    assert told(inner.state[0])[1] == [1, 2, 3]
+
+
+def test_sequences_are_told_apart():
+    """One is ended and the other goes on; a closed session is closed inside as well."""
+    inner = Recorder()
+    session = BacklogSession(inner, LAYERS)
+    for seq in (0, 1):
+        session.begin(seq, [seq])
+        session.observe(seq, [7], HiddenRows(States(0, 1 + seq), 0, 1 + seq, 0))
+    assert session.propose([DraftRequest(1, 7, 4)]) == [Proposal([5])]
+    assert (session.backlog(0), session.backlog(1)) == (1, 0)
+    session.end(0)
+    assert [*inner.state] == [1]
+    with pytest.raises(KeyError):
+        session.backlog(0)
+    session.close()
+    assert not inner.state
 
 
 def test_a_drafter_that_fails_to_take_rows_in_can_be_told_again():
@@ -137,6 +210,22 @@ def test_a_drafter_that_fails_to_take_rows_in_can_be_told_again():
     session.propose([DraftRequest(0, 3, 2)])
     session.end(0)
     drafter.assert_all_ended()
+
+
+def test_a_failure_to_take_rows_in_undoes_the_proposal_as_well():
+    """The drafter is brought back once: undoing the step then has nothing more to undo."""
+    inner = Recorder()
+    session = BacklogSession(inner, LAYERS)
+    session.begin(0, [1])
+    session.propose([DraftRequest(0, 1, 4)])
+    mark = session.checkpoint(0)
+    session.observe(0, [2], HiddenRows(States(0, 1), 0, 1, 0))
+    inner.observe = lambda *_args: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        session.catch_up(0)
+    assert (inner.state[0], session.backlog(0)) == ([1], 1)
+    session.restore(0, mark)
+    assert (inner.restored, session.backlog(0)) == (1, 0)
 
 
 def test_a_checkpoint_of_the_past_is_refused():
