@@ -48,8 +48,8 @@ SCHEDULER = "power_core/scheduler/{}.py"
 # By what reaches the files: tests of each by itself, tests of what decides lengths, and tests through an engine.
 UNITS = ["acceptance", "admission", "cache_disk", "checks", "outcome", "plan", "policy", "prefix", "prompt_cache"]
 UNITS += ["queue", "replica_loop", "replicas", "reuse", "sequence", "serving", "sharing", "verifying", "widths"]
-LENGTHS = ["backlog", "chains", "cost_aware", "costs", "drafting", "simulate", "traces"]
-LOOPS = ["loading", "loop", "proposing", "stats"]
+LENGTHS = ["backlog", "chains", "cost_aware", "costs", "drafting", "proposing", "simulate", "traces"]
+LOOPS = ["loading", "loop", "stats"]
 ENGINE = ["batch", "ends", "faults", "policies", "reuse", "rollback", "serving", "widths"]
 
 

@@ -148,8 +148,8 @@ def waiting(rows, error=None):
 
 
 def test_telling_of_a_backlog_is_timed(monkeypatch):
-    """Three seconds where a step takes one; a failure is returned and not timed, and without a backlog nothing is."""
-    ticks = iter([5.0, 8.0, 20.0])
+    """Eight seconds where a step takes one; a failure is returned and not timed, and without a backlog nothing is."""
+    ticks = iter([5.0, 13.0, 20.0])
     monkeypatch.setattr(drafting, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
     costs = CostModel(WidthClass(ShapeIdentity("x"), (1, 2), (1.0, 1.0)))
     costs.observe_forward(1, 1.0)
@@ -161,7 +161,7 @@ def test_telling_of_a_backlog_is_timed(monkeypatch):
     assert OpenDraft("plain", Session()).catch_up(0, costs) is None
     assert "ValueError: no" in str(failing.catch_up(0, costs))
     costs.observe_draft("other", 1, 1.0)  # so that the curve is a new one
-    assert costs.curve.feed("mine", 2) == 3.0
+    assert costs.curve.feed("mine", 2) == 8.0
 
 
 def test_what_a_draft_needs_is_as_declared():
@@ -196,6 +196,7 @@ def test_a_strategy_is_opened_once():
         ([5, 7, -1, 8], 8, [5, 7]),
         ([5, 7, 8], 2, [5, 7]),
         ([0, 9, 10], 3, [0, 9]),
+        ([0, 11], 3, [0]),
         ([5, 7.0, 8], 3, [5]),
         ([5, None], 3, [5]),
         (np.array([3, 4], np.int32), 2, [3, 4]),
