@@ -63,7 +63,7 @@ TESTS = {
     "power_core/transaction.py": test_files("", ["transaction"]),
     "power_core/sampling": sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/test_sampling*.py")),
     **dict.fromkeys(map(SCHEDULER.format, UNITS), test_files("scheduler/", UNITS)),
-    **dict.fromkeys(map(SCHEDULER.format, LENGTHS), test_files("scheduler/", LENGTHS)),
+    **dict.fromkeys(map(SCHEDULER.format, LENGTHS), test_files("scheduler/", [*LENGTHS, "cost_aware_numbers"])),
     **dict.fromkeys(map(SCHEDULER.format, LOOPS), test_files("engine/", ENGINE)),
 }
 PARAMETERS = 3  # of a test through an engine: of those that have more, some evenly chosen ones

@@ -171,12 +171,13 @@ def test_a_kept_step_keeps_the_proposal_until_the_drafter_is_told_more():
     session.begin(0, [1])
     session.propose([DraftRequest(0, 1, 4)])
     session.observe(0, [2, 3], HiddenRows(States(0, 2), 0, 2, 0))
+    session.observe(0, [9], None)
     mark = session.checkpoint(0)
     session.observe(0, [4, 5, 6], HiddenRows(States(2, 3), 0, 3, 2))
     session.restore(0, mark)
     assert (session.backlog(0), inner.restored, inner.observed) == (2, 0, 0)
     session.catch_up(0)
-    assert told(inner.state[0])[1] == [1, 2, 3]
+    assert told(inner.state[0])[1] == [1, 2, 3, 9]
 
 
 def test_sequences_are_told_apart():
