@@ -50,6 +50,7 @@ def following():
 
 def test_names_are_split_and_checked():
     assert chain_names("suffix, dspark") == ("suffix", "dspark")
+    assert [chain_names(name) for name in ("auto", "off")] == [("auto",), ("off",)]
     for bad in ("", "a,", ",a", "a,a", "auto,off", "suffix,auto", "off,suffix"):
         with pytest.raises(ConfigError):
             chain_names(bad)
@@ -297,6 +298,14 @@ def test_of_requests_in_one_batch_each_is_asked_of_whom_it_is_worth():
     assert [proposal.token_ids for proposal in best] == [[5, 5], [6] * 3]
 
 
+def test_a_member_that_answers_too_few_requests_fails():
+    """Nobody could say whose proposal is whose."""
+    member = Member()
+    member.propose = lambda _requests: [Proposal([5])]
+    with pytest.raises(ValueError, match="shorter"):
+        ask(opened(Costs(), member, begun=2), 0, 1)
+
+
 def test_of_equal_promises_the_first_is_taken():
     """And any proposal before none at all, though it promises nothing where rows cost a step each."""
     first, second, third = Member(Proposal([5])), Member(Proposal([6])), Member(Proposal([7]))
@@ -329,15 +338,15 @@ def test_what_a_member_takes_is_told_by_request():
     assert reader.asked == [(0, 1)]
 
 
-@pytest.mark.parametrize(("cost", "asked"), [(0.1, (17, 125)), (0.2, (34, 62)), (5.9, (984, 2)), (6.1, (None, 0))])
+@pytest.mark.parametrize(("cost", "asked"), [(0.1, (9, 125)), (0.2, (17, 62)), (5.9, (492, 2)), (6.1, (None, 0))])
 def test_a_member_that_promises_too_little_is_asked_once_tokens_have_paid(cost, asked):
-    """When first, and how often: each puts 0.006 steps aside, up to 6, and asking takes them."""
+    """In which round first, and how often: each puts 0.006 steps aside, up to 6, and asking takes them."""
     second, first = Member(), None
     chain = opened(Costs(steps=range(1, 18), drafts={"b": cost}), Member(), second)
-    for committed in range(2100):
+    for round_ in range(1050):
         ask(chain)
-        first = committed if first is None and second.asked else first
-        chain.observe(0, [4], None)
+        first = round_ if first is None and second.asked else first
+        chain.observe(0, [4, 4], None)
     assert (first, len(second.asked)) == asked
 
 
