@@ -350,6 +350,28 @@ def test_a_member_that_promises_too_little_is_asked_once_tokens_have_paid(cost, 
     assert (first, len(second.asked)) == asked
 
 
+def test_what_a_member_is_told_is_paid_for_as_well():
+    """Asking takes 0.05 and so does telling: 99 rounds of 2 tokens put aside what 11 of both take."""
+    reader = Member(hidden_layers=(1,))
+    costs = Costs(steps=range(1, 18), drafts={"b": 0.05}, feeds={"b": (0.05, 0.001)})
+    chain = opened(costs, Member(), BacklogDrafter(reader))
+    states = SimpleNamespace(hidden=lambda block, _layer: np.zeros((1, 2), np.float32)[block])
+    for _ in range(100):
+        ask(chain)
+        chain.observe(0, [4, 4], HiddenRows(states, 0, 1, 0))
+    assert len(reader.asked) == 11
+
+
+def test_nothing_is_learned_of_a_proposal_that_was_undone():
+    """What is committed instead says nothing about it: the next is as likely as the first."""
+    chain = opened(Costs(), Member(Proposal([5])))
+    mark = chain.checkpoint(0)
+    ask(chain)
+    chain.restore(0, mark)
+    chain.observe(0, [9], None)
+    assert ask(chain) == [Proposal([5], [0.75])]
+
+
 def test_the_rows_of_a_prompt_count_once_against_a_member():
     """Telling it of 40 rows takes 2 steps: no matter at first, with all the request to gain, and too much later."""
     reader = Member(Proposal([5], [0.99]), hidden_layers=(1,))
