@@ -262,3 +262,31 @@ def test_at_first_a_length_is_worth_what_its_best_cut_is():
     assert worths(worth, 1, ladder) == pytest.approx([0.1] * 3, abs=1e-5)
     sure = [sum(0.95**i for i in range(1, k + 1)) - 0.5 * k for k in ladder]
     assert worths(worth, 3, ladder) == pytest.approx(sure, abs=1e-5)
+
+
+def test_an_empty_purse_is_filled_up_by_what_it_kept_from_being_checked():
+    """Twice 5 right tokens, for 2.2 steps each: 0.6 of twice 5 + 1 - 2.2 - 0.4."""
+    width = started((1.0, *[2.0] * 4, 2.2, *[9.0] * 10), allowance=-0.5, budget=0.0)
+    purses = []
+    for _ in range(10):
+        width.limit(K)
+        assert width.trim([1] * K, None) == 0
+        width.feedback(Round(0, 0, [1]))
+        purses.append(width.summary()["purse"])
+    assert purses[-2:] == pytest.approx([-0.5 - 9 * CHEAP, -0.5 - 10 * CHEAP + 0.6 * 6.8])
+
+
+def test_longer_proposals_are_tried_where_short_ones_were_right():
+    """A second token at 0.45 would not be worth it, had the only one asked for not been right."""
+    width = started(flat(0.0), draft=[0.3, 0.75, *[9.0] * 14])
+    asked = []
+    for room, chosen in ((1, [1]), (K, [1, 2]), (K, [1])):  # then the last proposal was right in part, as at first
+        asked.append(width.limit(room))
+        width.trim([1] * asked[-1], None)
+        width.feedback(Round(0, 0, chosen))
+    assert asked == [1, 2, 2]
+
+
+def test_lengths_beyond_those_timed_cost_what_the_longest_does():
+    assert probes(started(CPU, draft=[0.05] * 4), chosen=2, rounds=3) == {2: K}
+    assert started(flat(0.0), draft=[0.1, 0.1, 0.1, 2.0]).limit(K) == 3

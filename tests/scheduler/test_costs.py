@@ -265,6 +265,7 @@ def test_forwards_that_are_none_of_the_class_make_no_step_old():
         ((1, 2, 3, 4), (1, 2, 2.25, 3.5), (0, 1, 2, 2.25, 3.5), 0.75),
         ((2, 4), (), (0, 1, 1, 1.6, 1.6), 0.3),
         ((1, 2), (0, 4), (0, 1, 4), 3.0),
+        ((1, 2), (0.5, 1), (0, 1, 2), 1.0),
     ],
 )
 def test_steps_wider_than_any_cost_what_the_upper_half_of_the_table_goes_on_to(widths, costs, steps, row):
@@ -353,6 +354,7 @@ def test_a_curve_measured_elsewhere_is_brought_to_plain_steps():
     assert (curve.version, curve.steps, curve.row) == (0, (0.0, 1.0, 2.0, 2.5), 0.75)
     assert [curve.draft("s", tokens) for tokens in (0, 1, 2, 3)] == [0, 0.5, 0.75, 0.75]
     assert [curve.step(rows) for rows in (3, 5)] == [2.5, 4.0]
+    assert fixed_curve([8.0, 16.0]).row == 1.0
     assert fixed_curve([8.0]) == CostCurve(0, (0.0, 1.0), 0.0, {})
 
 
