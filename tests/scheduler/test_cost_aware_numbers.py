@@ -76,12 +76,13 @@ def test_a_proposal_is_cut_where_its_worth_is_largest(earlier, steps, cut):
     assert width.trim([], None) == 0
 
 
-@pytest.mark.parametrize(("fourth", "cut"), [(1.74, 1), (1.76, 0)])
-def test_extra_rows_are_counted_from_those_of_others(fourth, cut):
+@pytest.mark.parametrize(("extra", "cut"), [(0.74, 1), (0.76, 0)])
+@pytest.mark.parametrize(("beside", "steps"), [(1, (1.0, 2.0)), (2, (1.0, 3.0, 1.0))])
+def test_extra_rows_are_counted_from_those_of_others(beside, steps, extra, cut):
     """Beside two rows the first token is the fourth row, and what it takes beyond three is 0.75 at most."""
-    width = started((1.0, 3.0, 1.0, fourth, *[9.0] * 12))
-    width.limit(K, beside=2)
-    assert width.trim([1] * K, None, beside=2) == cut
+    width = started((*steps, steps[-1] + extra, *[9.0] * 12))
+    width.limit(K, beside=beside)
+    assert width.trim([1] * K, None, beside=beside) == cut
 
 
 def test_the_purse_and_the_rate_are_those_of_what_was_computed():
@@ -289,4 +290,4 @@ def test_longer_proposals_are_tried_where_short_ones_were_right():
 
 def test_lengths_beyond_those_timed_cost_what_the_longest_does():
     assert probes(started(CPU, draft=[0.05] * 4), chosen=2, rounds=3) == {2: K}
-    assert started(flat(0.0), draft=[0.1, 0.1, 0.1, 2.0]).limit(K) == 3
+    assert started(flat(0.0), draft=[0.1, 0.1, 2.0]).limit(K) == 2
