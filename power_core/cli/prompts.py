@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +27,7 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
     if file is not None:
         return read_text(file)
     if prompt is not None and prompt != "-":
-        return prompt
+        return _decoded(os.fsencode(prompt), "PROMPT")  # bytes that are no text came as surrogates
     if prompt is None and sys.stdin.isatty():
         raise click.UsageError("no prompt; give one as an argument, with -f FILE, or on standard input")
     return _decoded(sys.stdin.buffer.read(_MOST + 1), "standard input")

@@ -65,9 +65,7 @@ def test_a_drafter_that_is_never_right_is_left_alone(engine: Engine) -> None:
     """25a: at most four full proposals are checked, and next to none of the second half of the tokens waits for one."""
     result = decode(engine, STORY, "wrong")
     assert NEVER not in result.token_ids
-    assert (
-        result.counts.drafted + result.counts.dropped > 0
-    )  # asked it was; the costs decide whether a row is checked
+    assert result.counts.drafted + result.counts.dropped > 0  # asked it was; the costs decide whether a row is checked
     assert result.counts.drafted <= 4 * DRAFT_MAX
     assert list(result.origins[MAX_TOKENS // 2 :]).count(Origin.CORRECTION) <= 1
 

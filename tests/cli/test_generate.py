@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -57,6 +58,8 @@ def test_prompt_that_is_no_text_is_refused(power: Power) -> None:
     """Bytes that are not UTF-8 are an error, not a guess."""
     result = power("generate", input=b"\xff\xfe")
     assert (result.exit_code, result.stderr) == (2, "power generate: standard input: not UTF-8 text (byte 0)\n")
+    result = power("generate", os.fsdecode(b"a\xffb"))
+    assert (result.exit_code, result.stderr) == (2, "power generate: PROMPT: not UTF-8 text (byte 1)\n")
 
 
 def test_chat_is_the_default_where_the_model_has_a_template(power: Power, toy: Any) -> None:

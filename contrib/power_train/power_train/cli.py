@@ -108,6 +108,8 @@ def train(
             model.close()
     for manifest in manifests:
         click.echo(str(manifest))
+    source = "--source 'power train' --revision 1 --license LICENSE"
+    click.echo(f"to draft with one: power artifacts admit FILE --target {target} {source}", err=True)
 
 
 @click.command("convert-drafter")

@@ -142,6 +142,9 @@ def run(plan: Plan, model: TargetModel, contracts: Mapping[str, ArtifactContract
     )  # fmt: skip
     greedy = [item for item in held_out if not item.is_sampled]
     found = measure(drafts_of(trainable.module, trainable.vocabulary, trainable.matrix), dataset, greedy, DRAFT_MAX)
+    progress.note(
+        "held out, tokens a target pass: " + ", ".join(f"K={k} {v.tokens_per_pass:.2f}" for k, v in found.items())
+    )
     drafter = exported(trainable, context=model.trained_context, tokenizer_sha256=model.identity.tokenizer_sha256)
     files = [write_safetensors(plan.out / "safetensors", drafter)]
     files += [write_gguf(plan.out / f"{plan.name}-{q}.gguf", drafter, q) for q in plan.quantizations]

@@ -13,7 +13,7 @@ __all__ = ["Watch"]
 
 
 class Watch:
-    """Bars on standard error, one for the text and one for training; where that is no terminal, nothing but notes."""
+    """Bars on standard error, one for the text and one for training; a line a tenth where there is no terminal."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True)
@@ -22,6 +22,7 @@ class Watch:
             TextColumn("{task.fields[seen]}"), console=self._console, disable=not self._console.is_terminal,
         )  # fmt: skip
         self._tasks: dict[str, TaskID] = {}
+        self._tenths: dict[str, int] = {}
 
     def __enter__(self) -> Watch:
         self._bars.start()
@@ -40,6 +41,10 @@ class Watch:
         self._console.print(text, highlight=False)
 
     def _show(self, name: str, done: int, total: int, seen: str) -> None:
+        tenth = 10 * done // total if total else 10
+        if not self._console.is_terminal and tenth > self._tenths.get(name, -1):
+            self._tenths[name] = tenth
+            self.note(f"{name}: {min(done, total)} of {total}, {seen}")
         if name not in self._tasks:
             self._tasks[name] = self._bars.add_task(name, total=total, seen=seen)
         self._bars.update(self._tasks[name], completed=min(done, total), seen=seen)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from power_train.cli import train
+from power_train.watch import Watch
 
 from power_core.artifacts.admission import load_artifact
 from power_core.artifacts.matching import installed_contracts
@@ -65,3 +66,12 @@ def test_prompts_that_are_none_are_named(target: Path, tmp_path: Path, line: str
     path.write_text(f"{line}\n", encoding="utf-8")
     with pytest.raises(ArtifactError, match=found):
         ran(target, path, tmp_path / "run")
+
+
+def test_progress_is_told_by_tenths_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """A log of an hour's training has a line for each tenth of it, not one for each step, and not none."""
+    with Watch() as watch:
+        for tokens in range(0, 1001, 5):
+            watch.generating(tokens, 1000)
+    lines = capsys.readouterr().err.splitlines()
+    assert (len(lines), lines[0], lines[-1]) == (11, "text: 0 of 1000, tokens", "text: 1000 of 1000, tokens")
