@@ -48,7 +48,8 @@ SCHEDULER = "power_core/scheduler/{}.py"
 # By what reaches the files: tests of each by itself, tests of what decides lengths, and tests through an engine.
 UNITS = ["acceptance", "admission", "cache_disk", "checks", "outcome", "plan", "policy", "prefix", "prompt_cache"]
 UNITS += ["queue", "replica_loop", "replicas", "reuse", "sequence", "serving", "sharing", "verifying", "widths"]
-LENGTHS = ["backlog", "chains", "cost_aware", "costs", "drafting", "proposing", "simulate", "traces"]
+LENGTHS = ["backlog", "drafting", "proposing", "simulate", "traces"]
+ALONE = {"chains": "chains", "cost_aware": "cost_aware_numbers", "costs": "costs"}  # replays of texts take seconds
 LOOPS = ["loading", "loop", "stats"]
 ENGINE = ["batch", "ends", "faults", "policies", "reuse", "rollback", "serving", "widths"]
 
@@ -63,7 +64,10 @@ TESTS = {
     "power_core/transaction.py": test_files("", ["transaction"]),
     "power_core/sampling": sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/test_sampling*.py")),
     **dict.fromkeys(map(SCHEDULER.format, UNITS), test_files("scheduler/", UNITS)),
-    **dict.fromkeys(map(SCHEDULER.format, LENGTHS), test_files("scheduler/", [*LENGTHS, "cost_aware_numbers"])),
+    **dict.fromkeys(
+        map(SCHEDULER.format, LENGTHS), test_files("scheduler/", [*LENGTHS, "chains", "cost_aware", "costs"])
+    ),
+    **{SCHEDULER.format(name): test_files("scheduler/", [tests]) for name, tests in ALONE.items()},
     **dict.fromkeys(map(SCHEDULER.format, LOOPS), test_files("engine/", ENGINE)),
 }
 PARAMETERS = 3  # of a test through an engine: of those that have more, some evenly chosen ones

@@ -326,8 +326,8 @@ def test_a_promise_is_what_the_best_cut_saves(single, fifth, taken):
 
 
 def test_what_a_member_takes_is_told_by_request():
-    """Five seconds for a batch of two; what it takes to tell it of states is timed apart."""
-    ticks = iter([0.0, 1.0, 10.0, 13.0, 20.0, 25.0])
+    """Five seconds for a batch of two; what it takes to tell it of states is timed apart, where there are any."""
+    ticks = iter([0.0, 1.0, 10.0, 13.0, 20.0, 25.0, 30.0, 31.0])
     costs, reader = Costs(), Member(Proposal([5]), hidden_layers=(1,))
     chain = opened(costs, BacklogDrafter(reader), begun=2, clock=lambda: next(ticks))
     states = SimpleNamespace(hidden=lambda block, _layer: np.zeros((7, 2), np.float32)[block])
@@ -336,9 +336,13 @@ def test_what_a_member_takes_is_told_by_request():
     chain.propose([DraftRequest(0, 3, 4), DraftRequest(1, 3, 6)])
     assert costs.told == [("feed", "a", 2, 1.0), ("feed", "a", 3, 3.0), ("draft", "a", 4, 2.5), ("draft", "a", 6, 2.5)]
     assert reader.asked == [(0, 1)]
+    ask(chain, 1)
+    assert costs.told[4:] == [("draft", "a", 4, 1.0)]
 
 
-@pytest.mark.parametrize(("cost", "asked"), [(0.1, (9, 125)), (0.2, (17, 62)), (5.9, (492, 2)), (6.1, (None, 0))])
+@pytest.mark.parametrize(
+    ("cost", "asked"), [(0.012, (1, 1049)), (0.1, (9, 125)), (0.2, (17, 62)), (5.9, (492, 2)), (6.1, (None, 0))]
+)
 def test_a_member_that_promises_too_little_is_asked_once_tokens_have_paid(cost, asked):
     """In which round first, and how often: each puts 0.006 steps aside, up to 6, and asking takes them."""
     second, first = Member(), None
