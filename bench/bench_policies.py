@@ -91,8 +91,8 @@ def main() -> None:
         register(name, lambda _config, name=name: drafters[name])
     with Runtime(PowerConfig(), plugins) as runtime:
         engine = runtime.open(
-            options.model, spec=",".join(dict.fromkeys(",".join(options.spec).split(","))) or "off", draft_max=DRAFT_MAX,
-            context_size=2048, threads=options.threads, backend=options.backend,
+            options.model, spec=",".join(dict.fromkeys(",".join(options.spec).split(","))) or "off",
+            draft_max=DRAFT_MAX, context_size=2048, threads=options.threads, backend=options.backend,
         )  # fmt: skip
         drafters.update(scripted(known, engine.model.tokenizer.vocab_size))
         print(
