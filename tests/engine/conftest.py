@@ -11,6 +11,7 @@ import pytest
 from power_core.drafter import Drafter
 from power_core.errors import CapabilityError
 from power_core.request import Event, GenerationRequest, Result
+from power_core.scheduler.backlog import BacklogDrafter
 from power_core.scheduler.drafting import OpenDraft
 from power_core.scheduler.loop import StepLoop
 from power_core.target import SessionOptions
@@ -29,6 +30,7 @@ class Lab:
         strategies: Drafters by name.
         parallel: Sequences decoded together.
         max_rows: Rows of one decode step.
+        tells_late: Whether drafters are told of hidden states when they are asked, as the engine has it.
         loop: Further arguments of `StepLoop`.
     """
 
@@ -39,9 +41,11 @@ class Lab:
         *,
         parallel: int = 1,
         max_rows: int = 16,
+        tells_late: bool = False,
         **loop: Any,
     ) -> None:
         self.target = target
+        self.tells_late = tells_late
         self.strategies = dict(strategies or {})
         layers = {layer for drafter in self.strategies.values() for layer in drafter.requirements().hidden_layers}
         self.options = SessionOptions(max_sequences=parallel, max_rows=max_rows, hidden_layers=tuple(sorted(layers)))
@@ -54,7 +58,7 @@ class Lab:
     def _open(self, name: str) -> OpenDraft:
         if name not in self.strategies:
             raise CapabilityError(f"nobody provides {name!r}")
-        drafter = self.strategies[name]
+        drafter = BacklogDrafter(self.strategies[name]) if self.tells_late else self.strategies[name]
         needs = drafter.requirements()
         return OpenDraft(
             name, drafter.open(self.target, self.session), wants_rows=bool(needs.hidden_layers),

@@ -27,7 +27,7 @@ from power_core.types import FinishReason
 VOCAB = 8
 PROFILES = [one_class(), padded_class(), two_classes(6), one_class(3)]
 FAILING = ["forward", "truncate", "restore", "rows.greedy", "rows.logits", "propose", "observe", "checkpoint"]
-STRATEGIES = ["off", "oracle", "wrong-at-1", "mixed", "random", "liar"]
+STRATEGIES = ["off", "oracle", "wrong-at-1", "mixed", "random", "liar", "reader"]
 
 REQUESTS = st.builds(
     GenerationRequest,
@@ -58,8 +58,9 @@ class Interleavings(RuleBasedStateMachine):
         snapshots=st.booleans(),
         profile=st.sampled_from(PROFILES),
         parallel=st.integers(1, 4),
+        tells_late=st.booleans(),
     )
-    def start(self, capacity, snapshots, profile, parallel):
+    def start(self, capacity, snapshots, profile, parallel, tells_late):
         self.faults = Faults()
         target = ScriptedTarget(
             VOCAB, context_size=32, rollback_capacity=capacity, snapshots=snapshots, profile=profile, faults=self.faults
@@ -71,8 +72,11 @@ class Interleavings(RuleBasedStateMachine):
             "mixed": PatternDrafter(right, VOCAB, ["RRW", "", "RRRR", "WW"], faults=self.faults),
             "random": RandomDrafter(VOCAB),
             "liar": LiarDrafter(VOCAB),
+            "reader": PatternDrafter(right, VOCAB, ["RR", "W", ""], hidden_layers=(0,), faults=self.faults),
         }
-        self.lab = type(self).make_lab(target, drafters, parallel=parallel, prefill_chunk=5, max_rows=12)
+        self.lab = type(self).make_lab(
+            target, drafters, parallel=parallel, prefill_chunk=5, max_rows=12, tells_late=tells_late
+        )
         self.clean = ScriptedTarget(VOCAB, context_size=32, profile=profile)
         self.requests, self.cancelled, self.failures = {}, set(), 0
 

@@ -1,0 +1,76 @@
+"""What the step loop counts and times."""
+
+import time
+
+import pytest
+
+from power_core.request import GenerationRequest
+from power_core.scheduler.loop import StepLoop
+from power_core.target import SessionOptions
+from power_core.testing import ScriptedTarget
+from power_core.types import FinishReason
+
+
+@pytest.fixture
+def loop():
+    target = ScriptedTarget(vocab_size=24)
+    session = target.open_session(SessionOptions(max_sequences=2, max_rows=8))
+    return StepLoop(session, target.tokenizer, open_strategy=None, receipt=timings_of)
+
+
+def timings_of(sequence, _result):
+    timings = sequence.clock.timings()
+    return {"prefill": timings.prefill_s, "first token": timings.ttft_s, "all": timings.request_s}
+
+
+def drain(loop):
+    events = []
+    while loop.active:
+        events += loop.step()
+    return events
+
+
+def test_steps_are_counted_by_what_they_hold(loop):
+    """A prompt alone, then a prompt beside a generated row, then generated rows alone; and by the rows computed."""
+    loop.submit(GenerationRequest((1, 2, 3), max_tokens=6))
+    loop.step()
+    totals = loop.queue.totals
+    assert (totals.steps, totals.prefill_steps, totals.mixed_steps) == (1, 1, 0)
+    loop.submit(GenerationRequest((4, 5), max_tokens=2))
+    loop.step()
+    assert (totals.steps, totals.prefill_steps, totals.mixed_steps) == (2, 1, 1)
+    loop.step()
+    assert (totals.steps, totals.prefill_steps, totals.mixed_steps) == (3, 1, 1)
+    drain(loop)
+    assert sum(totals.widths.values()) == totals.steps
+    assert max(totals.widths.values()) > 1
+    assert set(map(type, totals.widths.values())) == {int}
+
+
+def test_time_is_measured_forwards(loop):
+    """The target's share is some of the time there was, and the first token came within the request's."""
+    started = time.perf_counter()
+    loop.submit(GenerationRequest((1, 2, 3), max_tokens=6))
+    timings = drain(loop)[-1].result.receipt
+    assert 0 < loop.forward_seconds < time.perf_counter() - started
+    assert 0 < timings["prefill"] <= timings["first token"] < timings["all"]
+
+
+def test_a_request_counts_until_its_end_was_handed_out(loop, monkeypatch):
+    """A step that breaks off after one request has ended: that end is still to be fetched, and counts too."""
+    ended, other = (loop.submit(GenerationRequest((1, 2), max_tokens=3)) for _ in range(2))
+    loop.step()
+    assert loop.active == 2
+    loop.cancel(ended)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.session, "forward", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            loop.step()
+    assert loop.active == 2
+    ends = {event.request_id: event.result.finish_reason for event in drain(loop) if event.result}
+    assert ends == {ended: FinishReason.CANCELLED, other: FinishReason.LENGTH}
+    assert (loop.active, loop.is_idle, loop.has_room) == (0, True, True)
+
+
+def interrupted(*_args):
+    raise KeyboardInterrupt
