@@ -68,7 +68,7 @@ TESTS = {
         map(SCHEDULER.format, LENGTHS), test_files("scheduler/", [*LENGTHS, "chains", "cost_aware", "costs"])
     ),
     **{SCHEDULER.format(name): test_files("scheduler/", [tests]) for name, tests in ALONE.items()},
-    **dict.fromkeys(map(SCHEDULER.format, LOOPS), test_files("engine/", ENGINE)),
+    **{SCHEDULER.format(name): test_files("scheduler/", [name]) + test_files("engine/", ENGINE) for name in LOOPS},
 }
 PARAMETERS = 3  # of a test through an engine: of those that have more, some evenly chosen ones
 OUT = os.fdopen(os.dup(1), "w", buffering=1)  # what pytest prints goes nowhere

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 
 from attrs import frozen
 
-from power_core.scheduler.acceptance import AcceptanceTable
+from power_core.scheduler.acceptance import WARM, AcceptanceTable
 from power_core.scheduler.costs import CostCurve, CostModel
 from power_core.scheduler.policy import DraftShape, RequestWidth, Round
 from power_core.types import JSON, TokenId
@@ -73,6 +73,7 @@ class CostAwarePolicy:
         rows: Row counts that the target declares, for `hot_widths`.
         budget: Part of the time that may be lost on finding out, in plain steps a token.
         allowance: Plain steps a request may lose before it has earned any.
+        head_start: The same, for each plain step that a first round should bring: who may win more may risk more.
         free: Asking a drafter is free where it costs less than this part of a plain step.
     """
 
@@ -80,6 +81,7 @@ class CostAwarePolicy:
     rows: tuple[int, ...] = ()
     budget: float = 0.0115
     allowance: float = 0.75
+    head_start: float = 2.0
     free: float = 0.008
     name = "cost-aware"
 
@@ -107,7 +109,8 @@ class CostAwareWidth:
         self._table = AcceptanceTable()
         self._worth = _Worth(self._ladder, self._curve)
         self._rate = _Rate()
-        self._purse = policy.allowance
+        expected = self._worth.expected(self._curve.drafts.get(shape.strategy))
+        self._purse = policy.allowance + policy.head_start * expected
         self.chances: Sequence[float] = ()
         self._since_probe = 0  # tokens
         self._probe_wait = _FIRST_WAIT
@@ -315,6 +318,14 @@ class _Worth:
             if value > best_value and k in lengths:
                 best, best_value = k, value
         return best
+
+    def expected(self, costs: Sequence[float] | None) -> float:
+        """What a first proposal should bring beyond what asking costs, at most 1; 0 until that is known."""
+        if costs is None:
+            return 0.0
+        last = len(costs) - 1
+        nets = [v - costs[min(k, last)] for v, k in zip(self._values[WARM], self._ladder, strict=True)]
+        return min(max(0.0, *nets), 1.0)
 
     def add(self, context: int, asked: int, seen: Sequence[float], *, was_right: bool) -> None:
         """

@@ -37,6 +37,7 @@ def started(steps, draft=CHEAP, feeds=(), **settings):
     """A request whose drafter costs *draft* for any length, or for each."""
     table = draft if isinstance(draft, Sequence) else [draft] * 16
     costs = evolve(fixed_curve(steps, {"s": table}), feeds=dict(feeds))
+    settings = {"head_start": 0.0, **settings}
     return CostAwarePolicy(lambda: costs, **settings).begin(DraftShape(K, strategy="s"))
 
 
