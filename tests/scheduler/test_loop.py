@@ -5,9 +5,10 @@ import time
 import pytest
 
 from power_core.request import GenerationRequest
+from power_core.scheduler.drafting import DraftPool, OpenDraft
 from power_core.scheduler.loop import StepLoop
 from power_core.target import SessionOptions
-from power_core.testing import ScriptedTarget
+from power_core.testing import Faults, ScriptedDrafter, ScriptedTarget
 from power_core.types import FinishReason
 
 
@@ -70,6 +71,27 @@ def test_a_request_counts_until_its_end_was_handed_out(loop, monkeypatch):
     ends = {event.request_id: event.result.finish_reason for event in drain(loop) if event.result}
     assert ends == {ended: FinishReason.CANCELLED, other: FinishReason.LENGTH}
     assert (loop.active, loop.is_idle, loop.has_room) == (0, True, True)
+
+
+def test_a_name_is_compared_by_value(loop):
+    """A strategy's name that was read from somewhere is another object than the program's own."""
+    loop.submit(GenerationRequest((1, 2), max_tokens=2, spec="".join(["o", "ff"])))
+    assert drain(loop)[-1].result.finish_reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("at", [{"propose": 1}, {"propose": 1, "restore": 1}], ids=["propose", "propose and restore"])
+def test_a_request_whose_drafter_fails_ends_and_the_others_go_on(loop, at):
+    """Whether or not the drafter can be brought back, the error is the request's, and the sequence is free again."""
+    drafter = ScriptedDrafter([[1], [1], [1]], faults=Faults(at))
+    loop.drafts = DraftPool(lambda name: OpenDraft(name, drafter.open(None, None)))
+    failing = loop.submit(GenerationRequest((1, 2), max_tokens=4, spec="failing", draft_max=2))
+    other = loop.submit(GenerationRequest((1, 2), max_tokens=4))
+    ends = {event.request_id: event.result for event in drain(loop) if event.result}
+    assert {number: end.finish_reason for number, end in ends.items()} == {
+        failing: FinishReason.ERROR, other: FinishReason.LENGTH,
+    }  # fmt: skip
+    assert "propose" in str(ends[failing].error)
+    assert loop.is_idle
 
 
 def interrupted(*_args):
