@@ -35,6 +35,7 @@ from power_ngram.drafter import open_history
 from power_ngram.replay import ReplayCounts, replay
 
 from power_core.drafter import DraftRequest, Proposal
+from power_core.errors import CapabilityError
 
 Texts = dict[str, tuple[list[int], list[int]]]  # name -> (prompt, answer)
 STREAMS = Path(__file__).parents[1] / "plugins" / "power_ngram" / "tests" / "data" / "streams.json"
@@ -66,7 +67,7 @@ class ArcticSession:
         return None
 
     def restore(self, seq: int, checkpoint: object) -> None:
-        raise NotImplementedError("arctic's trees cannot be rolled back; a replay never asks for it")
+        raise CapabilityError("arctic's trees cannot be rolled back", who="bench", got=(seq, checkpoint))
 
     def end(self, seq: int) -> None:
         self._cache.stop_request(seq)

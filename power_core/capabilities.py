@@ -18,11 +18,10 @@ from attrs import frozen
 
 from power_core.errors import CapabilityError, NameTakenError, PluginError
 from power_core.hookspecs import ArtifactSource, ModelSource
+from power_core.types import AUTO, OFF
 
 __all__ = ["AUTO", "CORE_COMMANDS", "FIXTURE_KINDS", "OFF", "Registration", "Registry", "Table"]
 
-OFF = "off"
-AUTO = "auto"
 # A separate draft model is a real technique, but nothing provides it yet: the name is kept free so
 # that no plugin can take it for something else.
 RESERVED = {"draft-model": "no plugin provides a separate draft model yet"}

@@ -7,11 +7,14 @@ from typing import Any, TypeAlias
 
 from attrs import frozen
 
-__all__ = ["JSON", "Capability", "FinishReason", "Origin", "SeqId", "TargetIdentity", "TokenId"]
+__all__ = ["AUTO", "JSON", "OFF", "Capability", "FinishReason", "Origin", "SeqId", "TargetIdentity", "TokenId"]
 
 TokenId: TypeAlias = int
 SeqId: TypeAlias = int
 JSON: TypeAlias = Any
+# Where a strategy is named: plain decoding, and the best one that there is.
+OFF = "off"
+AUTO = "auto"
 
 
 class Origin(StrEnum):

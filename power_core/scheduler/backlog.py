@@ -8,7 +8,7 @@ the step in which it happens: an undone step undoes the proposal alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from attrs import define, field, frozen
@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from power_core.drafter import Drafter, DrafterRequirements, DraftRequest, DraftSession, HiddenRows, Proposal
 from power_core.errors import DrafterError
+from power_core.scheduler.costs import CostModel
 from power_core.target import TargetModel, TargetSession
 from power_core.types import SeqId, TokenId
 
-__all__ = ["BacklogDrafter", "BacklogSession"]
+__all__ = ["BacklogDrafter", "BacklogSession", "backlog_of", "catch_up"]
 
 _MOST_ROWS = 1024  # kept for a sequence: a row is some kilobytes, and a whole context of them could be gigabytes
 
@@ -149,6 +150,20 @@ class BacklogSession:
     def close(self) -> None:
         self._sequences.clear()
         self._session.close()
+
+
+def backlog_of(session: DraftSession, seq: SeqId) -> int:
+    """Rows that *session* must be told of before it can propose for *seq*."""
+    return session.backlog(seq) if isinstance(session, BacklogSession) else 0
+
+
+def catch_up(session: DraftSession, seq: SeqId, name: str, costs: CostModel, clock: Callable[[], float]) -> None:
+    """Tell *session* of its backlog, where it has one, and *costs* how many seconds the strategy *name* took for it."""
+    rows = backlog_of(session, seq)
+    if rows and isinstance(session, BacklogSession):
+        started = clock()
+        session.catch_up(seq)
+        costs.observe_feed(name, rows, clock() - started)
 
 
 def _joined(parts: Sequence[_Observed]) -> _Observed:

@@ -20,10 +20,10 @@ from attrs import define, field, frozen
 from power_core.drafter import Drafter, DrafterRequirements, DraftRequest, DraftSession, HiddenRows, Proposal
 from power_core.errors import ConfigError, DrafterError
 from power_core.scheduler.acceptance import AcceptanceTable
-from power_core.scheduler.backlog import BacklogSession
+from power_core.scheduler.backlog import backlog_of, catch_up
 from power_core.scheduler.costs import CostCurve, CostModel
 from power_core.target import TargetModel, TargetSession
-from power_core.types import SeqId, TokenId
+from power_core.types import AUTO, OFF, SeqId, TokenId
 
 __all__ = ["SEPARATOR", "ChainDrafter", "chain_names"]
 
@@ -46,7 +46,7 @@ def chain_names(spec: str) -> tuple[str, ...]:
         ConfigError: A name is missing or comes twice, or stands for no one strategy.
     """
     names = tuple(name.strip() for name in spec.split(SEPARATOR))
-    alone = {"auto", "off"} if len(names) > 1 else set()
+    alone = {AUTO, OFF} if len(names) > 1 else set()
     if not all(names) or len(set(names)) != len(names) or alone & set(names):
         raise ConfigError(
             f"{spec!r} is no chain of strategies", who="chain", where="--spec", got=spec,
@@ -98,9 +98,6 @@ class _Member:
     name: str
     session: DraftSession
     wants_rows: bool
-
-    def backlog(self, seq: SeqId) -> int:
-        return self.session.backlog(seq) if isinstance(self.session, BacklogSession) else 0
 
 
 @define
@@ -193,7 +190,7 @@ class _ChainSession:
     def _is_worth_asking(self, place: int, request: DraftRequest, gain: float, curve: CostCurve) -> bool:
         record, member = self._records[request.seq][place], self._members[place]
         cost = curve.draft(member.name, request.max_tokens)
-        feed = curve.feed(member.name, member.backlog(request.seq))
+        feed = curve.feed(member.name, backlog_of(member.session, request.seq))
         is_worth = place == 0 or cost <= _FREE or record.worth - gain > cost + (feed if record.is_fed else 0.0)
         if not is_worth and record.saved >= cost + feed:
             record.saved -= cost + feed
@@ -203,20 +200,13 @@ class _ChainSession:
 
     def _ask(self, member: _Member, requests: Sequence[DraftRequest]) -> Sequence[Proposal]:
         for request in requests:
-            self._feed(member, request.seq)
+            catch_up(member.session, request.seq, member.name, self._costs, self._clock)
         started = self._clock()
         answers = member.session.propose(requests)
         seconds = (self._clock() - started) / len(requests)
         for request in requests:
             self._costs.observe_draft(member.name, request.max_tokens, seconds)
         return answers
-
-    def _feed(self, member: _Member, seq: SeqId) -> None:
-        rows = member.backlog(seq)
-        if rows and isinstance(member.session, BacklogSession):
-            started = self._clock()
-            member.session.catch_up(seq)
-            self._costs.observe_feed(member.name, rows, self._clock() - started)
 
     def _judge(self, record: _Record, answer: Proposal, curve: CostCurve) -> tuple[Proposal, float]:
         """The proposal with calibrated chances, and the plain steps it promises to save."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from power_core.drafter import DraftRequest, DraftSession, Proposal
 from power_core.errors import DrafterError, PowerError
-from power_core.scheduler.backlog import BacklogSession
+from power_core.scheduler.backlog import backlog_of, catch_up
 from power_core.scheduler.costs import CostModel
 from power_core.types import SeqId, TokenId
 
@@ -62,19 +62,14 @@ class OpenDraft:
 
     def backlog(self, seq: SeqId) -> int:
         """Rows whose states the draft must be told of before it can propose for *seq*."""
-        return self.session.backlog(seq) if isinstance(self.session, BacklogSession) else 0
+        return backlog_of(self.session, seq)
 
     def catch_up(self, seq: SeqId, costs: CostModel) -> PowerError | None:
         """Tell the draft of its backlog, and *costs* how long that took; returns the error where it failed."""
-        rows = self.backlog(seq)
-        if not isinstance(self.session, BacklogSession) or not rows:
-            return None
-        started = time.perf_counter()
         try:
-            self.call(self.session.catch_up, seq)
+            self.call(catch_up, self.session, seq, self.name, costs, time.perf_counter)
         except PowerError as exc:
             return exc
-        costs.observe_feed(self.name, rows, time.perf_counter() - started)
         return None
 
     def propose(

@@ -30,12 +30,11 @@ from power_core.scheduler.sequence import Member, Sequence
 from power_core.scheduler.verifying import choose
 from power_core.target import RowBatch, TargetSession, Tokenizer
 from power_core.transaction import Phase
-from power_core.types import FinishReason, Origin
+from power_core.types import OFF, FinishReason, Origin
 
 __all__ = ["StepLoop"]
 
 log = structlog.get_logger("power.loop")
-OFF = "off"
 PolicyFactory = Callable[[CostModel], WidthPolicy]
 
 
