@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import structlog
 from click.testing import CliRunner
 from click.testing import Result as CliResult
 
@@ -56,14 +55,13 @@ def narrow(runtime: Runtime) -> Engine:
 
 
 @pytest.fixture
-def power(narrow: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., CliResult]]:
+def power(narrow: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., CliResult]:
     """Runs a command on the real model, in the settings of `narrow`: `power("generate", "hi")`."""
     for name in [name for name in os.environ if name.startswith("POWER_")]:
         monkeypatch.delenv(name)
     config = tmp_path / "settings.toml"
     config.write_text(SETTINGS)
-    yield lambda *args: CliRunner().invoke(cli, ["--config", str(config), *map(str, args)])
-    structlog.reset_defaults()  # the command line configures it for the whole process
+    return lambda *args: CliRunner().invoke(cli, ["--config", str(config), *map(str, args)])
 
 
 @pytest.fixture(scope="session")

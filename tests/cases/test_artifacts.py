@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 from click.testing import CliRunner
 from click.testing import Result as CliResult
 
@@ -61,12 +60,11 @@ def store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def run(store: Path, tmp_path: Path) -> Iterator[Callable[..., CliResult]]:
+def run(store: Path, tmp_path: Path) -> Callable[..., CliResult]:
     """Runs a command: ``run("artifacts", "list")``."""
     config = tmp_path / "settings.toml"
     config.write_text('ctx = 256\nthreads = 1\n[plugin.llamacpp]\nflash_attention = "off"\n')
-    yield lambda *args: CliRunner().invoke(cli, ["--config", str(config), *map(str, args)])
-    structlog.reset_defaults()  # the command line configures it for the whole process
+    return lambda *args: CliRunner().invoke(cli, ["--config", str(config), *map(str, args)])
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 from click.testing import CliRunner
 
 from cases.conftest import SECTIONS
@@ -147,7 +146,6 @@ def test_the_command_line_says_that_a_file_was_damaged(
         if turn == 1:
             [file] = tmp_path.glob("*.powercache")
             file.write_bytes(file.read_bytes()[:-1] + b"?")
-    structlog.reset_defaults()  # the command line configures it for the whole process
     assert {text for text, *_ in ends} == {ends[0][0]}
     assert [told for _, *told in ends] == [[False, False], [True, False], [False, True], [True, False]]
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 from click.testing import CliRunner, Result
 
 from power_core.cli import cli
@@ -39,7 +38,7 @@ class Toy:
 
 
 @pytest.fixture
-def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Toy]:
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Toy:
     """Scripted plugins in place of the installed ones, and a home and folder without configuration."""
     for name in [name for name in os.environ if name.startswith("POWER_")]:
         monkeypatch.delenv(name)
@@ -49,8 +48,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Toy]:
     file.write_bytes(b"toy")
     toy = Toy(file)
     monkeypatch.setattr("power_core.cli.state.load_plugins", toy.plugins)
-    yield toy
-    structlog.reset_defaults()  # the command line configures it for the whole process
+    return toy
 
 
 @pytest.fixture

@@ -161,11 +161,9 @@ SCENES = [
 
 
 @pytest.fixture(autouse=True)
-def _quiet_log(caplog):
+def _quiet_log(_log_of_its_own):
     """The failures here are meant; their warnings would drown the report."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
-    yield
-    structlog.reset_defaults()
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])

@@ -145,14 +145,11 @@ def test_random_interleavings(make_lab):
     """However submits, steps, cancels and failures interleave, every request is plain decoding's or a prefix of it."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     Interleavings.make_lab, Interleavings.forwards = make_lab, 0
-    try:
-        run_state_machine_as_test(
-            Interleavings,
-            settings=settings(
-                max_examples=360, stateful_step_count=60, derandomize=True, deadline=None, database=None,
-                suppress_health_check=list(HealthCheck),
-            ),
-        )  # fmt: skip
-    finally:
-        structlog.reset_defaults()
+    run_state_machine_as_test(
+        Interleavings,
+        settings=settings(
+            max_examples=360, stateful_step_count=60, derandomize=True, deadline=None, database=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )  # fmt: skip
     assert Interleavings.forwards >= 20_000

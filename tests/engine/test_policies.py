@@ -1,7 +1,6 @@
 """Width policies in the engine: they change what a step costs, never its tokens, and learn from what was committed."""
 
 import pytest
-import structlog
 from structlog.testing import capture_logs
 
 from power_core.drafter import Proposal
@@ -102,12 +101,9 @@ def test_a_drafter_that_is_right_is_used_in_full(make_lab):
 
 @pytest.fixture
 def logs():
-    """Every event, whatever level an earlier test has set."""
-    before = structlog.get_config()
-    structlog.reset_defaults()
+    """Every event."""
     with capture_logs() as captured:
         yield captured
-    structlog.configure(**before)
 
 
 def test_adaptive_gives_a_request_up_for_good(make_lab, logs):
