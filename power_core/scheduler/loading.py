@@ -71,6 +71,7 @@ class LoadReservation:
         if self.session_permit is not None:
             self.permits.remove(self.session_permit)
             self.session_permit.release()
+            self.session_permit = None  # what follows may raise, and another strategy's session be asked for
         self.session_bytes = model.session_bytes(options)
         self.reserve(self.session_bytes)
         self.session_permit = self.permits[-1]
