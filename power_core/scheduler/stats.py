@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 from attrs import asdict, frozen
@@ -92,4 +93,6 @@ def collect(loop: StepLoop | ReplicaLoop, strategy: str, cache: PromptCache | No
 
 
 def _copy(counters: Any) -> Any:
-    return type(counters)(**asdict(counters))
+    """*counters* as they are; tables in one go, because the thread that steps may add to them meanwhile."""
+    values = asdict(counters, recurse=False)
+    return type(counters)(**{name: copy(value) for name, value in values.items()})
