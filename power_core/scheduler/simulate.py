@@ -14,7 +14,6 @@ A draft's cost is one number, or a list for 1, 2, ... tokens. `CostCurve.to_json
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from power_core.scheduler.traces import MAX_ROWS, Trace
 __all__ = ["FIXED_WIDTHS", "Comparison", "Replay", "compare", "oracle_cost", "read_curve", "replay"]
 
 FIXED_WIDTHS = (1, 2, 3, 4, 6, 8, 12, 15)
+MAX_COST = 1e12  # in a file's unit; as 1 / MAX_COST is the least, no quotient and no sum of costs leaves the numbers
 _WRONG = -1  # stands for every token that the target did not choose
 
 
@@ -125,7 +125,7 @@ def compare(workload: str, traces: Iterable[Trace], curve: CostCurve, *, rollbac
     """Run every policy over *traces*, which count as one workload."""
     traces = list(traces)
     tokens = sum(len(trace.points) for trace in traces)
-    longest = max(trace.draft_max for trace in traces)
+    longest = max((trace.draft_max for trace in traces), default=0)
 
     def speed(make: Callable[[], WidthPolicy]) -> float:
         cost = sum(replay(make(), trace, curve, rollback=rollback).cost for trace in traces)
@@ -151,7 +151,7 @@ def read_curve(file: Path) -> CostCurve:
         return _curve(json.loads(file.read_text(encoding="utf-8")))
     except OSError as exc:
         raise ConfigError(f"cannot be read: {exc.strerror}", who="cost curve", where=str(file)) from exc
-    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as exc:
         raise ConfigError(
             f"no cost curve: {type(exc).__name__}: {exc}", who="cost curve", where=str(file),
             expected='{"rows": {"1": COST, ...}, "drafts": {STRATEGY: COST or [COST, ...]}}, costs above 0',
@@ -160,15 +160,15 @@ def read_curve(file: Path) -> CostCurve:
 
 def _curve(table: dict[str, Any]) -> CostCurve:
     points = sorted((float(rows), float(cost)) for rows, cost in table["rows"].items())
-    if not points or points[0][0] != 1 or not points[-1][0] <= MAX_ROWS:  # false for NaN too
+    if 1 not in dict(points) or not all(1 <= rows <= MAX_ROWS for rows, _ in points):  # false for NaN too
         raise ValueError(f"rows must begin with 1 and end at {MAX_ROWS} or before")
-    if not all(0 < cost < math.inf for _, cost in points):
-        raise ValueError("rows must cost more than 0")
+    if not all(1 / MAX_COST <= cost <= MAX_COST for _, cost in points):
+        raise ValueError(f"rows must cost more than 0, and at most {MAX_COST:g}")
     steps = [interpolate(points, float(n), default=0.0) for n in range(1, int(points[-1][0]) + 1)]
     drafts = {
         str(name): [float(cost) for cost in (costs if isinstance(costs, list) else [costs])]
         for name, costs in table.get("drafts", {}).items()
     }
-    if any(not costs or not all(0 <= cost < math.inf for cost in costs) for costs in drafts.values()):
-        raise ValueError("a draft costs 0 or more")
+    if any(not costs or not all(0 <= cost <= MAX_COST for cost in costs) for costs in drafts.values()):
+        raise ValueError(f"a draft costs 0 or more, and at most {MAX_COST:g}")
     return fixed_curve(steps, drafts)

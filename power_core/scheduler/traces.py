@@ -80,7 +80,7 @@ def read_traces(file: Path) -> list[Trace]:
     """
     traces: list[Trace] = []
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8").split("\n")  # a text may hold what `splitlines` takes for line ends
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"cannot be read: {exc}", who="trace", where=str(file)) from exc
     for number, line in enumerate(lines, 1):
@@ -88,7 +88,7 @@ def read_traces(file: Path) -> list[Trace]:
             continue
         try:
             _take(json.loads(line), traces)
-        except (ValueError, KeyError, TypeError) as exc:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as exc:
             raise ConfigError(
                 f"not a trace: {type(exc).__name__}: {exc}", who="trace", where=f"{file}:{number}",
                 expected=f"JSON lines of format {FORMAT}",

@@ -8,10 +8,12 @@ from click.testing import CliRunner
 from power_core.cli import cli
 from power_core.cli.state import State
 from power_core.errors import ConfigError
-from power_core.scheduler.policy import DraftShape, FixedPolicy, Round
-from power_core.scheduler.simulate import compare, oracle_cost, read_curve, replay
-from power_core.scheduler.traces import RecordingPolicy, Trace, TracePoint, read_traces, write_traces
-from scheduler.traces_of import curve, trace
+from power_core.scheduler.cost_aware import CostAwarePolicy
+from power_core.scheduler.costs import fixed_curve
+from power_core.scheduler.policy import AdaptivePolicy, DraftShape, FixedPolicy, Round
+from power_core.scheduler.simulate import FIXED_WIDTHS, Replay, compare, oracle_cost, read_curve, replay
+from power_core.scheduler.traces import Trace, TracePoint, write_traces
+from scheduler.traces_of import chance_trace, curve, trace
 
 CURVE = {"rows": {"1": 8.0, "2": 16.0, "9": 32.0}, "drafts": {"s": 0.8}}
 
@@ -26,31 +28,49 @@ def files(tmp_path):
     return tmp_path
 
 
-def test_traces_survive_writing_and_reading(tmp_path):
-    traces = [Trace("s", 4, [TracePoint(3, 2, (0.5, 0.25, 0.125)), TracePoint(0, 0)], "w"), trace((5, 1))]
-    write_traces(tmp_path / "t", traces)
-    assert read_traces(tmp_path / "t") == traces
+class Watcher:
+    """A policy that asks for and checks what it is told to, and notes what it is told."""
+
+    name = "watcher"
+
+    def __init__(self, asks, checks):
+        self.asks, self.checks, self.seen = iter(asks), iter(checks), []
+
+    def begin(self, shape):
+        self.shape = shape
+        return self
+
+    def limit(self, room):
+        self.room = room
+        return next(self.asks)
+
+    def trim(self, ids, confidences):
+        self.offer = (self.room, [token if token >= 0 else "wrong" for token in ids], confidences)
+        return next(self.checks)
+
+    def feedback(self, outcome):
+        self.seen.append((*self.offer, outcome))
 
 
-@pytest.mark.parametrize(
-    ("line", "problem"),
-    [
-        ('{"position": 0, "proposed": 1, "accepted": 0}', "before the header"),
-        ('{"format": "power-trace/9", "strategy": "s", "draft_max": 4}', "power-trace/9"),
-        ('HEAD\n{"position": 1, "proposed": 1, "accepted": 0}', "0 is due"),
-        ('HEAD\n{"position": 0, "proposed": 1, "accepted": 2}', "accepted 2 of 1"),
-        ('HEAD\n{"position": 0, "proposed": 9, "accepted": 2}', "draft_max 4"),
-        ("HEAD\nno json", "JSONDecodeError"),
-        ("HEAD\n[1]", "not a trace"),
-        ("", "no trace"),
-    ],
-)
-def test_a_line_that_is_no_trace_is_named(tmp_path, line, problem):
-    file = tmp_path / "t.jsonl"
-    file.write_text(line.replace("HEAD", '{"format": "power-trace/1", "strategy": "s", "draft_max": 4}'))
-    with pytest.raises(ConfigError, match=problem) as caught:
-        read_traces(file)
-    assert "t.jsonl" in str(caught.value)
+def test_a_policy_is_told_what_it_would_be_told_in_an_engine():
+    """Room for the bonus token, confidences of what is proposed, and nothing where nothing is proposed."""
+    points = [
+        TracePoint(3, 2, (0.75, 0.5, 0.25)),
+        TracePoint(0, 0),
+        TracePoint(2, 1),
+        TracePoint(1, 0),
+        TracePoint(1, 1),
+    ]
+    watcher = Watcher([2, 0, 1, 0], [1, 0, 1, 0])
+    result = replay(watcher, Trace("s", 3, points), curve(), rollback=5)
+    assert watcher.shape == DraftShape(3, 5, "s")
+    assert watcher.seen == [
+        (3, [0, 1], (0.75, 0.5), Round(1, 1, range(2))),
+        (2, [], None, Round(0, 0, range(2, 3))),
+        (1, ["wrong"], None, Round(1, 0, range(3, 4))),
+        (0, [], None, Round(0, 0, range(4, 5))),
+    ]
+    assert result.tokens == 5
 
 
 def test_a_replay_adds_up():
@@ -58,8 +78,29 @@ def test_a_replay_adds_up():
     costs = curve(draft=0.5)
     result = replay(FixedPolicy(3), trace((30, 2)), costs)
     assert (result.rounds, result.tokens, result.accepted, result.drafted) == (10, 30, 20, 9 * 3 + 2)
+    assert (result.asked, result.lengths) == (10, {3: 9, 2: 1})
     assert result.cost == pytest.approx(9 * (costs.step(4) + 0.5) + costs.step(3) + 0.5)
-    assert result.cost_until(3) == pytest.approx(costs.step(4) + 0.5)
+    assert result.speed == 30 / result.cost
+    assert "milestones" not in repr(result)  # one a round
+
+
+@pytest.mark.parametrize(("token", "rounds"), [(0, 1), (1, 1), (3, 1), (4, 2), (9, 3), (30, 10), (31, 10)])
+def test_time_is_taken_until_the_round_in_which_a_token_came_out(token, rounds):
+    costs = curve((1.0, 2.0, 2.0, 2.0), draft=0.5)
+    assert replay(FixedPolicy(3), trace((30, 2)), costs).cost_until(token) == 2.5 * rounds
+
+
+def test_what_takes_no_time_is_as_fast_as_plain_decoding():
+    """A text of no tokens, and no traces at all."""
+    assert Replay().speed == replay(FixedPolicy(3), Trace("s", 4), curve()).speed == 1.0
+    for traces in ([], [Trace("s", 4)]):
+        result = compare("w", traces, curve())
+        assert (result.tokens, result.oracle, *set(result.speeds.values())) == (0, 1.0, 1.0)
+
+
+def test_a_round_that_asks_for_nothing_costs_a_plain_step():
+    result = replay(FixedPolicy(0), trace((9, 2)), curve(draft=0.5))
+    assert (result.cost, result.rounds, result.asked, result.lengths) == (9.0, 9, 0, {0: 9})
 
 
 def test_the_oracle_takes_the_cheapest_way_through_the_text():
@@ -76,26 +117,32 @@ def test_the_oracle_takes_the_cheapest_way_through_the_text():
     assert oracle_cost(recorded, costs) == pytest.approx(cheapest(0))
 
 
-def test_plain_text_and_oracle_bound_every_policy():
+def test_the_oracle_bounds_every_policy():
     result = compare("w", [trace((60, 3), (60, 0))], curve())
     assert max(result.speeds.values()) <= result.oracle
     assert result.best_fixed[1] == result.speeds[f"fixed {result.best_fixed[0]}"]
 
 
-def test_recording_asks_for_everything_and_lets_nothing_be_checked():
-    """What would have been accepted is known from what was written in the end."""
-    policy = RecordingPolicy()
-    width = policy.begin(DraftShape(4, strategy="s"))
-    text = [5, 6, 7, 8]
-    width.feedback(Round(0, 0, [5]))  # chosen with the prompt's last row
-    for position, (proposal, confidences) in enumerate([([6, 7, 9], [0.5, 0.5, 0.5]), ([], None), ([8, 1], None)], 1):
-        assert width.limit(4) == 4
-        assert width.trim(proposal, confidences) == 0
-        width.feedback(Round(0, 0, [text[position]]))
-    (recorded,) = policy.traces()
-    assert recorded.points == [
-        TracePoint(0, 0), TracePoint(3, 2, (0.5, 0.5, 0.5)), TracePoint(0, 0), TracePoint(1, 1)
-    ]  # fmt: skip
+def test_a_workload_is_all_tokens_over_all_time():
+    """Each trace is a request of its own, and its strategy has costs of its own."""
+    other = chance_trace(40, 0.5, seed=1)
+    other.strategy = "other"
+    traces, costs = [trace((50, 3)), other], fixed_curve([1.0, 1.5, 1.75, 2.0], {"s": [0.25], "other": [0.5]})
+    policies = {"fixed 3": FixedPolicy(3), "adaptive": AdaptivePolicy(), "cost-aware": CostAwarePolicy(lambda: costs)}
+    result = compare("w", iter(traces), costs, rollback=2)
+    for name, policy in policies.items():
+        assert result.speeds[name] == 90 / sum(replay(policy, one, costs, rollback=2).cost for one in traces)
+    assert (result.workload, result.tokens) == ("w", 90)
+    assert result.oracle == 90 / sum(oracle_cost(one, costs) for one in traces)
+
+
+@pytest.mark.parametrize("longest", [1, 5, 8, 300])
+def test_fixed_lengths_are_compared_up_to_the_longest_that_was_recorded(longest):
+    """In order, and that one as well: it is what `fixed` means where no length is given."""
+    result = compare("w", [trace((9, 2), k=1), trace((9, 2), k=longest)], curve())
+    lengths = sorted({k for k in FIXED_WIDTHS if k <= longest} | {longest})
+    assert list(result.speeds) == [*(f"fixed {k}" for k in lengths), "adaptive", "cost-aware"]
+    assert result.best_fixed == max(((k, result.speeds[f"fixed {k}"]) for k in lengths), key=lambda pair: pair[1])
 
 
 def test_a_curve_is_read_in_any_unit(files):
@@ -105,17 +152,55 @@ def test_a_curve_is_read_in_any_unit(files):
     assert costs.draft("s", 5) == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize("text", [
-    "", "[]", '{"rows": {}}', '{"rows": {"2": 1}}', '{"rows": {"1": 0}}', '{"rows": {"a": 1}}',
-    '{"rows": {"1": 1, "99999999999999999999": 3}}', '{"rows": {"1": 1, "NaN": 3}}',
-    '{"rows": {"1": 1, "2": Infinity}}',
-    '{"rows": {"1": 1}, "drafts": {"s": [NaN]}}',
-])  # fmt: skip
-def test_a_file_that_is_no_curve_is_refused(tmp_path, text):
-    file = tmp_path / "c.json"
-    file.write_text(text)
-    with pytest.raises(ConfigError, match="no cost curve"):
-        read_curve(file)
+def curve_of(folder, document):
+    """The curve that *document* makes, a text or what JSON makes of it."""
+    file = folder / "c.json"
+    file.write_text(document if isinstance(document, str) else json.dumps(document))
+    return read_curve(file)
+
+
+def test_a_curve_has_a_cost_of_each_row_and_of_each_length(tmp_path):
+    """Rows in any order, up to the last; one cost is that of every length, which may be 0."""
+    costs = curve_of(tmp_path, {"rows": {"3": 6, "1": 2}, "drafts": {"a": [1, 2], "b": 0, "c": 4}})
+    assert costs.steps == (0.0, 1.0, 2.0, 3.0)
+    assert costs.drafts == {"a": (0.0, 0.5, 1.0), "b": (0.0, 0.0), "c": (0.0, 2.0)}
+    assert curve_of(tmp_path, {"rows": {"1": 2}}).steps == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("cost", [1e-12, 1e12])
+def test_a_curve_may_reach_as_far_as_costs_and_rows_may(tmp_path, cost):
+    costs = curve_of(tmp_path, {"rows": {"1": cost, "4096": 1e12}, "drafts": {"s": 1e12}})
+    assert (len(costs.steps), costs.step(4096), costs.draft("s", 1)) == (4097, 1e12 / cost, 1e12 / cost)
+
+
+@pytest.mark.parametrize(
+    ("document", "problem"),
+    [
+        ("", "JSONDecodeError"), ("[" * 100_000, "RecursionError"), ("[]", "TypeError"), ({}, "KeyError"),
+        ({"rows": [1]}, "AttributeError"), ({"rows": {"a": 1}}, "could not convert"),
+        ({"rows": {}}, "begin with 1 and end at 4096"), ({"rows": {"2": 1}}, "begin with 1"),
+        ({"rows": {"0": 1, "1": 1}}, "begin with 1"), ({"rows": {"1": 1, "4097": 3}}, "end at 4096"),
+        ({"rows": {"1": 1, "NaN": 3, "2": 4}}, "end at 4096"), ({"rows": {"1": 10**400}}, "OverflowError"),
+        ({"rows": {"1": 0}}, "rows must cost"), ({"rows": {"1": 1, "2": -1}}, "rows must cost"),
+        ({"rows": {"1": 1e-13}}, "more than 0"), ({"rows": {"1": 1, "2": 2e12}}, "at most 1e\\+12"),
+        ({"rows": {"1": 1}, "drafts": {"s": [float("nan")]}}, "a draft costs"),
+        ({"rows": {"1": 1}, "drafts": {"s": []}}, "a draft costs"),
+        ({"rows": {"1": 1}, "drafts": {"s": -1}}, "a draft costs 0 or more"),
+        ({"rows": {"1": 1}, "drafts": {"a": 1, "s": [1, 2e12]}}, "at most 1e\\+12"),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_curve_is_refused(tmp_path, document, problem):
+    """In one line that says what is wrong and what a curve looks like."""
+    with pytest.raises(ConfigError, match=f"no cost curve: .*{problem}") as caught:
+        curve_of(tmp_path, document)
+    assert (caught.value.who, caught.value.where) == ("cost curve", str(tmp_path / "c.json"))
+    assert caught.value.expected.startswith('{"rows": {"1": COST')
+
+
+def test_a_curve_that_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read: No such file") as caught:
+        read_curve(tmp_path / "none.json")
+    assert (caught.value.who, caught.value.where) == ("cost curve", str(tmp_path / "none.json"))
 
 
 def test_the_command_prints_a_row_a_workload_and_the_limit(files):
@@ -140,12 +225,3 @@ def test_the_command_prints_one_json_document(files):
     assert document["curve"]["rows"]["2"] == 2
     (files / "again.json").write_text(json.dumps(document["curve"]))
     assert read_curve(files / "again.json").step(9) == pytest.approx(4.0)
-
-
-@pytest.mark.parametrize("draft_max", [-1, 4096, 10**12])
-def test_a_header_of_absurd_length_is_refused(tmp_path, draft_max):
-    """A length no step can have would lay out a table for it."""
-    file = tmp_path / "trace.jsonl"
-    file.write_text(json.dumps({"format": "power-trace/1", "strategy": "s", "draft_max": draft_max}))
-    with pytest.raises(ConfigError, match="are possible"):
-        read_traces(file)
