@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 from enum import StrEnum
 from typing import Any, TypeAlias
 
 from attrs import frozen
 
-__all__ = ["AUTO", "JSON", "OFF", "Capability", "FinishReason", "Origin", "SeqId", "TargetIdentity", "TokenId"]
+__all__ = [
+    "AUTO",
+    "JSON",
+    "OFF",
+    "AdapterIdentity",
+    "Capability",
+    "FinishReason",
+    "Origin",
+    "SeqId",
+    "TargetIdentity",
+    "TokenId",
+]
 
 TokenId: TypeAlias = int
 SeqId: TypeAlias = int
@@ -50,8 +62,36 @@ class Capability(StrEnum):
 
 
 @frozen
+class AdapterIdentity:
+    """
+    A change to a target's weights, by content.
+
+    Args:
+        sha256: Digest of its file.
+        scale: What it is multiplied with.
+    """
+
+    sha256: str
+    scale: float
+
+
+@frozen
 class TargetIdentity:
-    """What a target is, by content. Two files with one identity decode alike."""
+    """
+    What a target is, by content. Two targets of one identity decode alike.
+
+    Drafters are bound to `file_sha256`: adapters change how often they are right, and nothing else.
+
+    Args:
+        name: As the file calls itself.
+        architecture: Of the file.
+        file_sha256: Digest of the file.
+        tokenizer_sha256: Digest of what turns text into ids.
+        vocab_size: Ids.
+        hidden_size: Values of a hidden state.
+        num_layers: Blocks.
+        adapters: What is added to the file's weights, in order.
+    """
 
     name: str
     architecture: str
@@ -60,3 +100,12 @@ class TargetIdentity:
     vocab_size: int
     hidden_size: int
     num_layers: int
+    adapters: tuple[AdapterIdentity, ...] = ()
+
+    @property
+    def weights_sha256(self) -> str:
+        """Digest of the weights that are decoded with: the file's own, or with adapters one over all of them."""
+        if not self.adapters:
+            return self.file_sha256
+        parts = [self.file_sha256, *(f"{adapter.sha256}*{adapter.scale!r}" for adapter in self.adapters)]
+        return hashlib.sha256("+".join(parts).encode()).hexdigest()

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import cattrs
 from attrs import evolve
+from cattrs.gen import make_dict_unstructure_fn, override
 
 from power_core.artifacts.contract import ArtifactManifest
 from power_core.artifacts.files import FileStamp
 from power_core.errors import ArtifactError, ReceiptError
 from power_core.evidence.canonical import canonical, digest, parse, plain
-from power_core.types import JSON
+from power_core.types import JSON, TargetIdentity
 
 __all__ = [
     "MANIFEST_FILE",
@@ -38,6 +39,10 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _ADMIT_AGAIN = "admit the file again, or reinstall the package that ships it"
 _converter = cattrs.Converter(forbid_extra_keys=True)
+# Drafters are bound to a file, whatever is added to its weights.
+_converter.register_unstructure_hook(
+    TargetIdentity, make_dict_unstructure_fn(TargetIdentity, _converter, adapters=override(omit=True))
+)
 
 
 def is_name(name: str) -> bool:

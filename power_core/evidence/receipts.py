@@ -91,6 +91,7 @@ def build_receipt(
     Raises:
         ReceiptError: A number in it is not finite.
     """
+    loaded = list(artifacts)
     body = ReceiptBody(
         target=target,
         strategy=strategy,
@@ -103,8 +104,8 @@ def build_receipt(
         output=_output_record(token_ids, text, finish_reason.value, usage, logprobs_json(logprobs)),
         environment={**process_environment(), "target": plain(environment), "host": plain(host or {})},
         source=source_revision(),
-        warnings=[*warnings, *_own_warnings(drafter_owner, counts)],
-        artifacts=list(artifacts),
+        warnings=[*warnings, *_own_warnings(drafter_owner, counts), *_binding_warnings(target, loaded)],
+        artifacts=loaded,
     )
     return _document(converter.unstructure(body))
 
@@ -257,6 +258,12 @@ def _output_record(
 def _own_warnings(drafter_owner: str | None, counts: Counts) -> list[str]:
     if drafter_owner is not None and counts.emitted > 1 and counts.proposals == 0:
         return ["the drafter made no proposal in this request: it was decoded plainly"]
+    return []
+
+
+def _binding_warnings(target: TargetIdentity, artifacts: Sequence[ArtifactRecord]) -> list[str]:
+    if target.adapters and artifacts:
+        return ["the target has adapters, which its drafter was not bound to: it may be right less often"]
     return []
 
 

@@ -7,7 +7,7 @@ Nothing here measures, caches or decides. Calls that could end the process are r
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -85,13 +85,21 @@ class NativeModel:
         vocab_only: Load the vocabulary without the weights.
         prediction_layers: Load the prediction (NextN) layers too; a context of them on a model without them
             would end the process.
+        adapters: File and scale of the LoRA adapters of every context, checked by `lora.check_lora`. They are loaded
+            before there is a context: llama.cpp makes room for them when it makes one.
 
     Raises:
-        BackendError: llama.cpp refuses the file.
+        BackendError: llama.cpp refuses a file.
     """
 
     def __init__(
-        self, path: Path, *, extra_buffers: bool = False, vocab_only: bool = False, prediction_layers: bool = False
+        self,
+        path: Path,
+        *,
+        extra_buffers: bool = False,
+        vocab_only: bool = False,
+        prediction_layers: bool = False,
+        adapters: Sequence[tuple[Path, float]] = (),
     ) -> None:
         self._lib = lib = library()
         self.path = path
@@ -122,6 +130,28 @@ class NativeModel:
         self.is_recurrent: bool = not vocab_only and bool(
             lib.llama_model_is_recurrent(handle) or lib.llama_model_is_hybrid(handle)
         )
+        self._scales = [scale for _, scale in adapters]
+        self._adapters: list[Any] = []  # freed with the model
+        for file, _ in adapters:
+            self._load_adapter(file)
+
+    def _load_adapter(self, file: Path) -> None:
+        log_bridge().forget()
+        with interrupts_deferred():
+            adapter = self._lib.llama_adapter_lora_init(self.handle, str(file).encode())
+        if not adapter:
+            self.close()
+            raise BackendError(
+                f"llama.cpp cannot load the adapter{log_bridge().reason()}", plugin=PLUGIN, where=str(file)
+            )
+        self._adapters.append(adapter)
+
+    def adapt(self, context: Any) -> None:
+        """Add the model's adapters to *context*, a native one, for good; the last one first, as llama.cpp sums up."""
+        if self._adapters:
+            count = len(self._adapters)
+            adapters = (self._lib.llama_adapter_lora_p_ctypes * count)(*self._adapters)
+            self._lib.llama_set_adapters_lora(context, adapters, count, (ctypes.c_float * count)(*self._scales))
 
     @property
     def handle(self) -> Any:
@@ -224,6 +254,7 @@ class NativeContext:
                 fix="ask for a smaller context or fewer sequences",
             )
         model.attach(self)
+        model.adapt(self._handle)
         self._memory: Any = lib.llama_get_memory(self._handle)
         self.batch_rows: int = min(lib.llama_n_batch(self._handle), lib.llama_n_ubatch(self._handle))
         self.cells: int = lib.llama_n_ctx_seq(self._handle)

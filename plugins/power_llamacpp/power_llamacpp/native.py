@@ -35,8 +35,9 @@ _OVERRIDES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY
 _LEVELS = {1: "debug", 2: "info", 3: "warning", 4: "error"}
 _CONTINUES = 5
 _KEPT_LINES = 8
-# Warnings about what is as it should be: what this plugin asks for, and drafters, which need no tokenizer.
-_ON_PURPOSE = ("using full-size SWA cache", "dummy tokens")
+# Warnings about what is as it should be: what this plugin asks for, drafters, which need no tokenizer, and adapters,
+# which are never repacked.
+_ON_PURPOSE = ("using full-size SWA cache", "dummy tokens", "fallback to CPU")
 _SEVERITY = {"debug": 0, "info": 1, "warning": 2, "error": 3}
 
 

@@ -29,6 +29,7 @@ from power_core.types import JSON
 from power_llamacpp.config import Choice as Setting
 from power_llamacpp.config import KvType, LlamaCppConfig
 from power_llamacpp.gguf_file import GgufInfo
+from power_llamacpp.lora import LoraAdapter
 from power_llamacpp.native import library, set_wait_policy
 from power_llamacpp.probe_child import ProbeTask
 from power_llamacpp.probe_choice import Choice, Measurement, ProbeSettings, choose, is_faster, width_classes
@@ -64,6 +65,7 @@ class _Subject:
 
     Args:
         timeout: Seconds a child has.
+        adapters: What is added to the weights: more matrices, whose kernels have widths of their own.
         overdue: Tasks that were not done by then: of these nothing is known but that the machine was busy.
     """
 
@@ -74,6 +76,7 @@ class _Subject:
     widest: int
     largest_chunk: int
     timeout: float
+    adapters: Sequence[LoraAdapter] = ()
     overdue: list[ProbeTask] = field(factory=list)
 
     def answer(self, task: ProbeTask) -> dict[str, JSON]:
@@ -108,6 +111,7 @@ class _Subject:
             widths=list(widths or range(1, self.widest + 1)),
             chunks=list(chunks),
             whole=whole,
+            adapters=[(str(adapter.path), adapter.scale) for adapter in self.adapters],
         )
 
 
@@ -120,6 +124,7 @@ def measure(
     max_rows: int,
     context: int | None = None,
     rollback_rows: int = 0,
+    adapters: Sequence[LoraAdapter] = (),
 ) -> ProbeResult:
     """
     The best setting for *path* on this machine, measured now or read from the cache.
@@ -132,6 +137,7 @@ def measure(
         max_rows: Most rows of one decode step.
         context: Positions a sequence will hold: no prompt chunk can be larger.
         rollback_rows: Recurrent states kept resident.
+        adapters: What `open_adapters` has accepted for *path*.
 
     Raises:
         BackendError: Every setting allowed kills the process or is refused by llama.cpp.
@@ -146,6 +152,7 @@ def measure(
         widest=widest,
         largest_chunk=max(min(config.prefill_rows, context or config.prefill_rows), widest),
         timeout=_TIMEOUT_S * (1 + info.file_size / 1e9),
+        adapters=adapters,
     )
     candidates = _candidates(config)
     key = _cache_key(subject, info, candidates)
@@ -325,7 +332,8 @@ def _width_class(
 
     Costs are known as far as widths were timed.
     """
-    path = {name: key[name] for name in ("model", "build", "kv_type", "swa_full", "rollback_rows", "threads")}
+    names = ("model", "adapters", "build", "kv_type", "swa_full", "rollback_rows", "threads")
+    path = {name: key[name] for name in names if name in key}
     facts = {**path, "settings": asdict(choice.measured.settings), "class": start or widths[0]}
     times = choice.measured.milliseconds
     timed = [width for width in widths if width in times]
@@ -335,7 +343,9 @@ def _width_class(
 
 def _cache_key(subject: _Subject, info: GgufInfo, candidates: list[ProbeSettings]) -> dict[str, JSON]:
     """Everything that decides the outcome."""
+    adapters = [asdict(adapter.identity) for adapter in subject.adapters]
     return {
+        **({"adapters": adapters} if adapters else {}),  # without any, keys are as they were before there were any
         "schema": _SCHEMA,
         "model": info.sha256(),
         "build": build_facts(),

@@ -67,6 +67,7 @@ class ProbeTask:
         chunks: Prompt chunk sizes to compare with forwards of `widest` rows, ascending; `widths` is then the
             decode class, and only its smallest and largest member are used.
         whole: Whether a partition of all widths is wanted, or only whether they are one class.
+        adapters: Files and scales of LoRA adapters; checked by the parent.
     """
 
     path: str
@@ -81,6 +82,7 @@ class ProbeTask:
     widths: list[int]
     chunks: list[int] = field(factory=list)
     whole: bool = True
+    adapters: list[tuple[str, float]] = field(factory=list)
 
     def to_json(self) -> dict[str, JSON]:
         return asdict(self)
@@ -110,7 +112,8 @@ class _Prober:
         self.width = task.widest
         self.starts: tuple[int, ...] = (_SHORT_PREFIX,) if task.chunks else (_PREFIX, _SHORT_PREFIX)
         reach = max(_SHORT_PREFIX + max(task.chunks, default=0), _CACHE_STEP) + (1 + _SOAK) * self.width
-        self.model = NativeModel(Path(task.path), extra_buffers=task.extra_buffers)
+        adapters = [(Path(file), scale) for file, scale in task.adapters]
+        self.model = NativeModel(Path(task.path), extra_buffers=task.extra_buffers, adapters=adapters)
         self.context = NativeContext(
             self.model,
             ContextSettings(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from power_core.target import SessionOptions
 from power_llamacpp.config import KvType, LlamaCppConfig
 from power_llamacpp.context import CELL_BLOCK
 from power_llamacpp.gguf_file import GgufInfo
+from power_llamacpp.lora import LoraAdapter
 
 __all__ = ["session_bytes"]
 
@@ -19,15 +22,22 @@ _BYTES_OF_32 = {
 _FLOAT = 4
 
 
-def session_bytes(info: GgufInfo, options: SessionOptions, config: LlamaCppConfig, context_size: int) -> int:
+def session_bytes(
+    info: GgufInfo,
+    options: SessionOptions,
+    config: LlamaCppConfig,
+    context_size: int,
+    adapters: Sequence[LoraAdapter] = (),
+) -> int:
     """
-    An upper bound of a session's bytes: caches, resident and copied states, logits, work space.
+    An upper bound of a session's bytes: caches, resident and copied states, logits, work space, adapters.
 
     Args:
         info: The file.
         options: Of the session.
         config: The plugin's configuration.
         context_size: Positions of a sequence.
+        adapters: What is added to the weights; each session counts them, which share them.
     """
     cells = (-(-context_size // CELL_BLOCK) + 1) * CELL_BLOCK  # one block more, for pad rows
     sequences = options.max_sequences
@@ -39,7 +49,10 @@ def session_bytes(info: GgufInfo, options: SessionOptions, config: LlamaCppConfi
     work = _FLOAT * rows * (8 * info.hidden_size + 3 * _most(info, "feed_forward_length", 0) + heads * cells)
     vocabulary = len(info.metadata.get("tokenizer.ggml.tokens", ()))
     logits = _FLOAT * vocabulary * (2 * max(options.max_rows, 32) + sequences)
-    return int(attention + recurrent + work + logits)
+    lora = sum(adapter.info.file_size for adapter in adapters) + max(
+        (2 * _FLOAT * rows * adapter.widest + 2 * logits * adapter.has_output for adapter in adapters), default=0
+    )  # beside what a matrix gives there is the change of it, before and after it was scaled
+    return int(attention + recurrent + work + logits + lora)
 
 
 def _kv_row(info: GgufInfo, kv_type: KvType) -> int:

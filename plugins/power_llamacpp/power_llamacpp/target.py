@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +21,7 @@ from power_llamacpp.config import Choice, LlamaCppConfig
 from power_llamacpp.context import NativeModel
 from power_llamacpp.draft_check import check_own_layer
 from power_llamacpp.gguf_check import GgufInfo, check_gguf
+from power_llamacpp.lora import LoraAdapter, open_adapters
 from power_llamacpp.native import library, log_bridge
 from power_llamacpp.session import LlamaCppSession, context_size_of
 from power_llamacpp.sizes import session_bytes
@@ -59,11 +60,14 @@ class LlamaCppBackend:
         Check *path* and load its vocabulary; the weights follow with the first session.
 
         Raises:
-            ArtifactError: The file is damaged, foreign or unsupported; native code has not seen it.
+            ArtifactError: The file, or an adapter for it, is damaged, foreign or unsupported; native code has not
+                seen it.
             BackendError: llama.cpp cannot be loaded, or refuses the vocabulary.
+            ConfigError: An adapter is named twice.
         """
         log_bridge().threshold = self.config.log_level
-        return LlamaCppModel(path, check_gguf(path), self.config)
+        info = check_gguf(path)
+        return LlamaCppModel(path, info, self.config, adapters=open_adapters(self.config.lora, info))
 
 
 class LlamaCppModel:
@@ -74,6 +78,7 @@ class LlamaCppModel:
         path: The file.
         info: What its header says; the file has been checked.
         config: The plugin's configuration.
+        adapters: What is added to the weights; they have been checked against the file.
         profile: Width classes to use instead of measuring; settings left to the probe are then off.
 
     Attributes:
@@ -83,12 +88,19 @@ class LlamaCppModel:
     """
 
     def __init__(
-        self, path: Path, info: GgufInfo, config: LlamaCppConfig, *, profile: ShapeProfile | None = None
+        self,
+        path: Path,
+        info: GgufInfo,
+        config: LlamaCppConfig,
+        *,
+        adapters: Sequence[LoraAdapter] = (),
+        profile: ShapeProfile | None = None,
     ) -> None:
         self.path = path
         self.info = info
         self.config = config
         self.trained_context = info.context_length
+        self.adapters = tuple(adapters)
         self._profile = profile
         self._vocabulary = NativeModel(path, vocab_only=True)
         template = info.metadata.get(TEMPLATE_KEY)
@@ -101,6 +113,7 @@ class LlamaCppModel:
             vocab_size=self.tokenizer.vocab_size,
             hidden_size=info.hidden_size,
             num_layers=info.num_layers,
+            adapters=tuple(adapter.identity for adapter in self.adapters),
         )
         self._weights: dict[tuple[bool, bool], NativeModel] = {}  # by repacked, with prediction layers
         self._matrices: dict[str, NDArray[np.float32]] = {}
@@ -113,7 +126,7 @@ class LlamaCppModel:
 
         Raises:
             BackendError: The library cannot provide it, or the model is closed.
-            ArtifactError: The model's prediction layer is asked for and damaged.
+            ArtifactError: The model's prediction layer is asked for and damaged, or an adapter's file was changed.
             CapabilityError: Hidden states are asked for that llama.cpp does not give.
             ConfigError: The options contradict each other or the model.
         """
@@ -123,7 +136,9 @@ class LlamaCppModel:
         flash_attention, extra_buffers, profile = self._decide(options)
         key = extra_buffers, NEXTN_STATE in options.hidden_layers
         if key not in self._weights:
-            self._weights[key] = NativeModel(self.path, extra_buffers=key[0], prediction_layers=key[1])
+            self._weights[key] = NativeModel(
+                self.path, extra_buffers=key[0], prediction_layers=key[1], adapters=self._checked_adapters()
+            )
         return LlamaCppSession(
             self._weights[key],
             options,
@@ -135,7 +150,14 @@ class LlamaCppModel:
 
     def session_bytes(self, options: SessionOptions) -> int:
         """The most bytes a session of *options* can take, from the file's header."""
-        return session_bytes(self.info, options, self.config, context_size_of(options, self.trained_context))
+        context_size = context_size_of(options, self.trained_context)
+        return session_bytes(self.info, options, self.config, context_size, self.adapters)
+
+    def _checked_adapters(self) -> list[tuple[Path, float]]:
+        """Files and scales for llama.cpp, which is about to read the files: they are still those that were checked."""
+        for adapter in self.adapters:
+            adapter.info.stamp.check(adapter.path)
+        return [(adapter.path, adapter.scale) for adapter in self.adapters]
 
     def _checked(self, options: SessionOptions) -> SessionOptions:
         """*options* with every default filled in."""
@@ -181,6 +203,7 @@ class LlamaCppModel:
             return self.config.flash_attention is Choice.ON, self.config.extra_buffers is Choice.ON, self._profile
         from power_llamacpp.probe import measure
 
+        self._checked_adapters()
         result = measure(
             self.path,
             self.info,
@@ -189,6 +212,7 @@ class LlamaCppModel:
             max_rows=options.max_rows,
             context=options.context_size,
             rollback_rows=options.rollback_rows,
+            adapters=self.adapters,
         )
         return result.settings.flash_attention, result.settings.extra_buffers, result.profile
 
@@ -222,8 +246,12 @@ class LlamaCppModel:
             "trained_context": self.trained_context,
             "kv_type": str(self.config.kv_type),
             "swa_full": self.config.swa_full,
+            **({"lora": self._lora_facts()} if self.adapters else {}),
             **self._thread_facts(),
         }
+
+    def _lora_facts(self) -> list[dict[str, Any]]:
+        return [{"file": each.path.name, "sha256": each.sha256, "scale": each.scale} for each in self.adapters]
 
     def _thread_facts(self) -> dict[str, Any]:
         if self._threads is None or not self._threads.milliseconds:
