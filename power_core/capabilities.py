@@ -8,7 +8,6 @@ never a substitute.
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -18,6 +17,7 @@ from attrs import frozen
 
 from power_core.errors import CapabilityError, NameTakenError, PluginError
 from power_core.hookspecs import ArtifactSource, ModelSource
+from power_core.names import NAME_RULE, is_name
 from power_core.types import AUTO, OFF
 
 __all__ = ["AUTO", "CORE_COMMANDS", "FIXTURE_KINDS", "OFF", "Registration", "Registry", "Table"]
@@ -35,7 +35,6 @@ _OPTIONS = {
     "commands": frozenset({"help"}),
     "fixtures": frozenset({"kind"}),
 }
-_ARTIFACT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 FIXTURE_KINDS = ("target", "drafter", "artifact")
 _CONFIGURABLE = frozenset({"targets", "strategies"})
 _FITS: Mapping[str, Callable[[object], bool]] = {
@@ -180,8 +179,8 @@ def _problem(kind: str, name: object, value: object, config: object, options: Ma
             return f"unknown option {option!r}" + (f"; did you mean {near[0]!r}?" if near else "")
     if kind == "strategies" and (problem := _artifact_problem(options)):
         return problem
-    if kind == "artifacts" and not _ARTIFACT_NAME.fullmatch(name):
-        return "an artifact's name is letters, digits, '.', '_' and '-'"
+    if kind == "artifacts" and not is_name(name):
+        return f"an artifact's name is {NAME_RULE}"
     if kind == "commands" and not isinstance(options.get("help"), str):
         return "a command needs help=, the line `power --help` shows"
     if kind == "fixtures" and options.get("kind") not in FIXTURE_KINDS:

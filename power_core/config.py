@@ -33,6 +33,7 @@ __all__ = ["PowerConfig", "config_files", "load_config"]
 FILE_NAME = "power.toml"
 PREFIX = "POWER_"
 PLUGIN_TABLE = "plugin"
+_MOST = 1 << 20  # bytes of a file
 # Variables with the prefix that are no keys; plugins own POWER_<PLUGIN>_* and are not policed here.
 _OTHER_VARIABLES = frozenset({"POWER_ARTIFACTS_DIR", "POWER_BLOCK_PLUGINS", "POWER_CONFIG", "POWER_DEBUG"})
 # A variable this like a key's is a typo; the prefix is too common a word to refuse every other name.
@@ -353,9 +354,13 @@ def _find_file(path: str | Path | None, environ: Mapping[str, str], cwd: Path | 
 
 def _read_toml(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_bytes().decode("utf-8-sig"))  # some editors write the mark
+        with file.open("rb") as source:
+            data = source.read(_MOST + 1)
+        if len(data) > _MOST:  # a device need not end
+            raise ConfigError(f"more than {_MOST:,} bytes", who="config", where=str(file), expected="a power.toml")
+        return tomllib.loads(data.decode("utf-8-sig"))  # some editors write the mark
     except OSError as exc:
-        raise ConfigError(f"cannot be read: {exc.strerror}", who="config", where=str(file), got=file) from exc
+        raise ConfigError(f"cannot be read: {exc.strerror}", who="config", where=f"{file!s:.200}", got=file) from exc
     except ValueError as exc:  # broken UTF-8 and broken TOML
         raise ConfigError(f"not TOML: {exc}", who="config", where=str(file)) from exc
     except RecursionError as exc:

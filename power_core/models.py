@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -18,13 +17,12 @@ import platformdirs
 from power_core.errors import ArtifactError, CapabilityError, ConfigError
 from power_core.hookspecs import ModelSource
 from power_core.locks import locked
+from power_core.names import NAME_RULE, is_name
 
 if TYPE_CHECKING:  # models are listed without numpy, which it needs
     from power_core.target import TargetBackend
 
 __all__ = ["add_model", "added_models", "models_file", "remove_model"]
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def models_file() -> Path:
@@ -50,7 +48,7 @@ def add_model(name: str, path: str | Path, taken: Mapping[str, str], backends: M
     Record the file, or the folder, *path* as model *name*.
 
     Args:
-        name: Letters, digits, `.`, `_`, `-`; must be free.
+        name: Keeps to `NAME_RULE`, and is free.
         path: What one of *backends* claims; it is not loaded.
         taken: Names plugins registered -> their owner.
         backends: Target backends by name.
@@ -63,13 +61,8 @@ def add_model(name: str, path: str | Path, taken: Mapping[str, str], backends: M
         CapabilityError: No backend claims it.
         ConfigError: The name is taken or is no name, or the record cannot be written.
     """
-    if not _NAME.fullmatch(name):
-        raise ConfigError(
-            f"{name!r:.120} is no model name",
-            who="models",
-            got=name,
-            expected="up to 100 letters, digits, '.', '_' and '-'",
-        )
+    if not is_name(name):
+        raise ConfigError(f"{name!r:.120} is no model name", who="models", got=name, expected=NAME_RULE)
     file = _existing(path)
     if not any(backend.claims(file) for backend in backends.values()):
         names = ", ".join(backends) or "none is installed"

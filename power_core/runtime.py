@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import structlog
 
+from power_core import user_cache
 from power_core.capabilities import AUTO, OFF
 from power_core.config import PowerConfig, load_config
 from power_core.engine import Engine
@@ -23,7 +27,12 @@ from power_core.scheduler.serving import Serving
 from power_core.strategies import StrategyResolver, make_configured
 from power_core.target import SessionOptions, TargetBackend, TargetModel
 
-__all__ = ["Runtime"]
+__all__ = ["MEASURED", "MEASURING", "Runtime"]
+
+MEASURING = "measuring widths"
+"""Log event, level info: a backend measures which row counts compute the same row, once for a model and settings."""
+MEASURED = "widths measured"
+"""Log event, level info: it is done, or failed; with the seconds that it took."""
 
 log = structlog.get_logger("power.runtime")
 _MANY = 1 << 20  # no bound: what counts is bounded by bytes, or by the engines there are
@@ -82,9 +91,13 @@ class Runtime:
         rollback_rows: int | None = None,
         replicas: int | None = None,
         deadline: Deadline | None = None,
+        check: Callable[[TargetModel], None] | None = None,
     ) -> Engine:
         """
         Load a model and make it ready to decode. Arguments that are None come from the configuration.
+
+        Where the widths of these settings were never measured here, that takes its time: `MEASURING` and `MEASURED`
+        are the events of the log, at level info, with the model and the row counts.
 
         Args:
             model: A registered name or a file's path.
@@ -101,6 +114,7 @@ class Runtime:
             replicas: Sessions that decode one request each, instead of one that decodes several together.
             deadline: When it must be done, waiting for other loads and for memory included. Without one, memory that
                 open models hold is not waited for.
+            check: Called with the loaded model before widths are measured; what it raises ends the opening.
 
         Raises:
             PowerError: With what is missing, damaged or contradictory.
@@ -126,11 +140,18 @@ class Runtime:
         apply_host(config.affinity, config.priority)
         deadline = Deadline.after(None) if deadline is None else deadline
         with self._loads.acquire(deadline=deadline):
-            engine = self._load(name, path, config, deadline)
+            engine = self._load(name, path, config, deadline, check)
         self._engines.append(engine)
         return engine
 
-    def _load(self, name: str, path: Path, config: PowerConfig, deadline: Deadline) -> Engine:
+    def _load(
+        self,
+        name: str,
+        path: Path,
+        config: PowerConfig,
+        deadline: Deadline,
+        check: Callable[[TargetModel], None] | None,
+    ) -> Engine:
         """Reserve what the model can at most take, then load it: a part of it is never loaded in vain."""
         load = LoadReservation(self._memory, deadline)
         try:
@@ -139,6 +160,8 @@ class Runtime:
             loaded = backend.load(path)
             try:
                 deadline.check("loading the model")
+                if check is not None:
+                    check(loaded)
                 engine = self._engine(name, loaded, config, load)
                 deadline.check("loading the model")
             except BaseException:
@@ -210,20 +233,21 @@ class Runtime:
             hidden_layers=resolver.hidden_layers(strategy),
             threads=config.threads,
         )
-        return Engine(
-            name,
-            loaded,
-            options,
-            resolve=resolver.resolve,
-            allow_unverified=config.allow_unverified,
-            strategy=strategy,
-            draft_max=config.spec_draft_max,
-            width_policy=config.width_policy,
-            is_auto=config.spec_mode == AUTO,
-            must_pay=config.spec_mode == AUTO and not resolver.is_chosen(strategy),
-            serving=self._serving(config, load.session(loaded, options)),
-            host=host_facts(config.threads),
-        )
+        with _measuring_told(name, options):
+            return Engine(
+                name,
+                loaded,
+                options,
+                resolve=resolver.resolve,
+                allow_unverified=config.allow_unverified,
+                strategy=strategy,
+                draft_max=config.spec_draft_max,
+                width_policy=config.width_policy,
+                is_auto=config.spec_mode == AUTO,
+                must_pay=config.spec_mode == AUTO and not resolver.is_chosen(strategy),
+                serving=self._serving(config, load.session(loaded, options)),
+                host=host_facts(config.threads),
+            )
 
     def _serving(self, config: PowerConfig, load: LoadReservation) -> Serving:
         folder = config.prompt_cache_dir
@@ -289,6 +313,25 @@ class Runtime:
             expected=f"a file of: {names}",
             fix="pip install power-llamacpp for GGUF files; see `power plugins`",
         )
+
+
+@contextmanager
+def _measuring_told(model: str, options: SessionOptions) -> Iterator[None]:
+    """Log when a backend begins to measure widths within the block, and that it is over where the block ends."""
+    facts = {"model": model, "ctx": options.context_size, "rows": options.max_rows, "threads": options.threads}
+    started: list[float] = []
+
+    def on_miss(kind: str) -> None:
+        if kind == user_cache.PROBES and not started:
+            started.append(time.monotonic())
+            log.info(MEASURING, **facts)
+
+    try:
+        with user_cache.misses_told(on_miss):
+            yield
+    finally:
+        if started:
+            log.info(MEASURED, **facts, seconds=round(time.monotonic() - started[0], 1))
 
 
 def _file_bytes(path: Path) -> int:

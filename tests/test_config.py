@@ -149,6 +149,12 @@ def test_a_named_file_must_be_there(tmp_path: Path) -> None:
         load_config(path=tmp_path / "none.toml", environ={})
 
 
+def test_a_file_that_does_not_end_is_not_read_to_its_end() -> None:
+    """A device is no configuration, and memory has an end."""
+    with pytest.raises(ConfigError, match=r"/dev/zero: more than 1,048,576 bytes"):
+        load_config(path="/dev/zero", environ={})
+
+
 def test_plugin_section_becomes_the_plugins_own_class(tmp_path: Path) -> None:
     """Values are of the declared types; a plugin without a section gets its defaults."""
     config = load(tmp_path, "[plugin.echo]\nmax_match = 5\nweight = 2\nnames = ['a']\n")

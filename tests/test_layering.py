@@ -13,7 +13,7 @@ CORE = ROOT / "power_core"
 # Leaves first. A module may import those on lines above it; modules of one line may import each other.
 LAYERS = [
     {"errors", "types"},
-    {"host", "locks", "shapes", "user_cache"},
+    {"host", "locks", "names", "shapes", "user_cache"},
     {"hookspecs", "structuring"},
     {"capabilities", "log", "models", "target"},
     {"chat", "draft_context", "drafter", "prefix", "request"},

@@ -19,13 +19,13 @@ from power_core.artifacts.contract import ArtifactManifest
 from power_core.artifacts.files import FileStamp
 from power_core.errors import ArtifactError, ReceiptError
 from power_core.evidence.canonical import canonical, digest, parse, plain
+from power_core.names import NAME_RULE, is_name
 from power_core.types import JSON, TargetIdentity
 
 __all__ = [
     "MANIFEST_FILE",
     "MANIFEST_SCHEMA",
     "checked_name",
-    "is_name",
     "manifest_bytes",
     "manifest_json",
     "read_manifest",
@@ -35,7 +35,6 @@ MANIFEST_FILE = "manifest.json"
 MANIFEST_SCHEMA = "power.artifact/1"
 _FIELDS = frozenset({"schema", "body", "digest"})
 _MAX_BYTES = 1 << 20
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _ADMIT_AGAIN = "admit the file again, or reinstall the package that ships it"
 _converter = cattrs.Converter(forbid_extra_keys=True)
@@ -45,14 +44,9 @@ _converter.register_unstructure_hook(
 )
 
 
-def is_name(name: str) -> bool:
-    """Whether a folder of artifacts may hold one of this name."""
-    return _NAME.fullmatch(name) is not None
-
-
 def checked_name(name: str) -> str:
     """
-    *name*, which a folder may have: letters, digits, `.`, `_` and `-`.
+    *name*, which a folder may have: it keeps to `NAME_RULE`.
 
     Raises:
         ArtifactError: It is none.
@@ -63,7 +57,7 @@ def checked_name(name: str) -> str:
         f"{name!r:.120} is no artifact name",
         who="artifacts",
         got=name,
-        expected="letters, digits, '.', '_' and '-'",
+        expected=NAME_RULE,
         fix="choose another name",
     )
 
@@ -133,12 +127,12 @@ def _structured(path: Path, document: JSON) -> ArtifactManifest:
 def _check_values(path: Path, manifest: ArtifactManifest) -> None:
     """Names that stay in the folder, digests that are some."""
     names = [file.name for file in manifest.files]
-    if not _NAME.fullmatch(manifest.name):
+    if not is_name(manifest.name):
         raise _damaged(path, f"{manifest.name!r:.120} is no artifact name")
     if not names or len({name.lower() for name in names}) != len(names):
         raise _damaged(path, f"the files are {names!r:.120}", expected="one or more, each once")
     for file in manifest.files:
-        if not _NAME.fullmatch(file.name) or file.name.lower() == path.name.lower():
+        if not is_name(file.name) or file.name.lower() == path.name.lower():
             raise _damaged(path, f"{file.name!r:.120} is no file name", expected="a plain name in the same folder")
         if not _SHA256.fullmatch(file.sha256) or file.nbytes < 0:
             raise _damaged(path, f"{file.name} has the digest {file.sha256!r:.80}", expected="64 hex digits")

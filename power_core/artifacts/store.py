@@ -9,9 +9,10 @@ from pathlib import Path
 
 import platformdirs
 
-from power_core.artifacts.manifest import MANIFEST_FILE, checked_name, is_name
+from power_core.artifacts.manifest import MANIFEST_FILE, checked_name
 from power_core.artifacts.staging import hidden_folder, sweep
 from power_core.errors import ArtifactError
+from power_core.names import is_name
 
 __all__ = ["admitted", "artifacts_dir", "remove", "staged"]
 

@@ -15,7 +15,7 @@ from typing import IO, Any
 import click
 
 from power_core.cli.output import shown
-from power_core.cli.state import EXIT_INTERRUPTED, State
+from power_core.cli.state import EXIT_INTERRUPTED, State, check_named_file
 from power_core.errors import PluginError, PowerError
 
 __all__ = ["EXIT_BAD_INPUT", "cli", "main"]
@@ -69,6 +69,9 @@ class PowerGroup(click.Group):
         if not name.startswith("-") and name not in (known := self.list_commands(ctx)):
             near = difflib.get_close_matches(name, known, n=1)
             ctx.fail(f"no command {name!r}" + (f"; did you mean {near[0]!r}?" if near else "; see `power --help`"))
+        # Here, and not in each command: most need no configuration, and would pass over a file that is not there.
+        if not ctx.resilient_parsing and not set(ctx.help_option_names) & set(args):
+            check_named_file(ctx.params.get("config"))
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

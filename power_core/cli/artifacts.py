@@ -12,6 +12,7 @@ from power_core.cli.options import json_option
 from power_core.cli.output import print_json, print_table
 from power_core.cli.state import State
 from power_core.errors import PowerError
+from power_core.names import NAME_RULE, is_name
 
 if TYPE_CHECKING:
     from power_core.artifacts import TensorFile
@@ -89,7 +90,9 @@ def admit(
     from power_core.artifacts.matching import installed_contracts
 
     state = ctx.ensure_object(State)
-    name = name or _name_of(file)
+    name = _name_of(file) if name is None else name
+    if not is_name(name):
+        raise click.UsageError(f"{name!r:.120} is no artifact name: {NAME_RULE}; choose one with --name")
     if owner := next((item.owner for item in state.plugins.registry.artifacts if item.name == name), None):
         raise click.UsageError(f"artifact {name!r} is already shipped by {owner}; choose another with --name")
     with state.runtime({}) as runtime:

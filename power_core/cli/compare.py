@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from power_core.engine import Engine
     from power_core.request import GenerationRequest, Result
     from power_core.runtime import Runtime
+    from power_core.target import TargetModel
 
 __all__ = ["Comparison", "Difference", "compare"]
 
@@ -75,26 +76,26 @@ class Comparison:
 
 
 def compare(
-    runtime: Runtime, make_requests: Callable[[Engine], Sequence[GenerationRequest]], strategies: Sequence[str]
+    runtime: Runtime, make_requests: Callable[[TargetModel], Sequence[GenerationRequest]], strategies: Sequence[str]
 ) -> list[Comparison]:
     """
     Run every request plainly once and with each strategy.
 
     Args:
         runtime: Opens one engine at a time, so that one model's memory is enough.
-        make_requests: Makes the requests with the first engine's tokenizer.
+        make_requests: Makes the requests with the model's tokenizer, and refuses what cannot be served.
         strategies: Registered names.
 
     Returns:
         Comparisons by strategy, then by request.
     """
-    requests: Sequence[GenerationRequest] = ()
+    requests: list[GenerationRequest] = []
     plain: list[Result] = []
     comparisons = []
     for strategy in strategies:
-        with open_engine(runtime, strategy) as engine:
+        check = None if plain else lambda model: requests.extend(make_requests(model))
+        with open_engine(runtime, strategy, check=check) as engine:
             if not plain:
-                requests = make_requests(engine)
                 plain = [_run(engine, request.with_(spec=OFF)) for request in requests]
             for index, (request, expected) in enumerate(zip(requests, plain, strict=True)):
                 result = _run(engine, request.with_(spec=strategy))

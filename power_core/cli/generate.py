@@ -15,7 +15,7 @@ from power_core.cli.decode import run_request
 from power_core.cli.options import engine_options, file_path, json_option, prompt_options, sampling_options
 from power_core.cli.output import print_json
 from power_core.cli.progress import open_engine
-from power_core.cli.prompts import encode_prompt, read_prompt, read_text
+from power_core.cli.prompts import check_servable, encode_prompt, read_prompt, read_text
 from power_core.cli.state import EXIT_INTERRUPTED, State
 from power_core.types import FinishReason, TokenId
 
@@ -23,8 +23,14 @@ if TYPE_CHECKING:
     from power_core.request import Result
     from power_core.scheduler.admission import Deadline
     from power_core.scheduler.stats import EngineStats
+    from power_core.target import TargetModel
 
 __all__ = ["generate"]
+
+_NOWHERE_TO_KEEP = (
+    "--prompt-cache-key: nothing outlives this command without a prompt_cache_dir, in power.toml or "
+    "POWER_PROMPT_CACHE_DIR; see docs/prompt-cache.md"
+)
 
 
 def _biases(_ctx: click.Context, option: click.Parameter, values: Sequence[str]) -> dict[TokenId, float]:
@@ -86,30 +92,41 @@ def generate(
     PROMPT is text, or - for standard input, which is read as well where there is neither PROMPT nor -f. Exits
     with 130 where Ctrl-C ended the text early.
     """
+    from power_core.request import GenerationRequest
+
     state = ctx.ensure_object(State)
     text = read_prompt(prompt, file)
     started = time.monotonic()
     if receipt is not None:
         _check_writable(receipt)
     with state.runtime(flags) as runtime:
-        sampling = runtime.config.sampling(
+        config = runtime.config
+        if prompt_cache_key is not None and config.prompt_cache_dir is None:
+            raise click.UsageError(_NOWHERE_TO_KEEP)
+        sampling = config.sampling(
             logit_bias=logit_bias,
             logprobs=logprobs,
             json_schema=None if json_schema is None else read_text(json_schema),
         )
-        with open_engine(runtime, deadline=_deadline(runtime.config.deadline, started)) as engine:
-            request = engine.request(
-                encode_prompt(engine, text, chat=chat, system=system),
+        requests: list[GenerationRequest] = []
+
+        def ask(model: TargetModel) -> None:
+            request = GenerationRequest(
+                encode_prompt(model.tokenizer, text, chat=chat, system=system),
                 sampling=sampling,
-                max_tokens=runtime.config.token_limit,
+                max_tokens=config.token_limit,
                 stop=tuple(stop),
                 stop_ids=frozenset(stop_id),
                 started_s=started,
                 prompt_cache_key=prompt_cache_key,
             )
+            check_servable(request, model, config)
+            requests.append(request)
+
+        with open_engine(runtime, deadline=_deadline(config.deadline, started), check=ask) as engine:
             result = run_request(
                 engine,
-                request,
+                requests[0],
                 lambda event: None if as_json else tracing.write_event(event, trace=trace),
                 progress=True,
             )

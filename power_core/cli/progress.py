@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from power_core.engine import Engine
     from power_core.runtime import Runtime
     from power_core.scheduler.admission import Deadline
+    from power_core.target import TargetModel
 
 __all__ = ["PrefillProgress", "open_engine"]
 
@@ -20,41 +22,26 @@ _OPENING = "loading the model; the first time on a machine its exact widths are 
 _ERASE_LINE = "\r\x1b[K"
 
 
-def open_engine(runtime: Runtime, spec: str | None = None, deadline: Deadline | None = None) -> Engine:
+def open_engine(
+    runtime: Runtime,
+    spec: str | None = None,
+    deadline: Deadline | None = None,
+    check: Callable[[TargetModel], None] | None = None,
+) -> Engine:
     """
-    Open the configured model.
+    Open the configured model; arguments as of `Runtime.open`.
 
-    On a terminal a line says so for as long as it takes. Elsewhere one says when widths are measured, which takes
+    On a terminal a line says so for as long as it takes. Elsewhere the log says when widths are measured, which takes
     longest: once for a model, a build and settings, so that another ``--ctx`` may bring it back.
     """
     if not sys.stderr.isatty():
-        from power_core import user_cache
-
-        with user_cache.misses_told(lambda kind: _log_probe(runtime) if kind == user_cache.PROBES else None):
-            return runtime.open(spec=spec, deadline=deadline)
+        return runtime.open(spec=spec, deadline=deadline, check=check)
     sys.stderr.write(_OPENING)
     sys.stderr.flush()
     try:
-        return runtime.open(spec=spec, deadline=deadline)
+        return runtime.open(spec=spec, deadline=deadline, check=check)
     finally:
         sys.stderr.write(_ERASE_LINE)
-
-
-def _log_probe(runtime: Runtime) -> None:
-    import logging
-
-    import structlog
-
-    # Of its own level: commands let nothing else of a log be seen.
-    level = structlog.make_filtering_bound_logger(logging.INFO)
-    config = runtime.config
-    structlog.wrap_logger(structlog.PrintLogger(sys.stderr), wrapper_class=level).info(
-        "measuring exact widths, once for these settings",
-        model=config.model or runtime.registry.default_model(),
-        ctx=config.ctx,
-        draft_max=config.spec_draft_max,
-        threads=config.threads,
-    )
 
 
 class PrefillProgress:

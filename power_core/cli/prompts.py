@@ -13,10 +13,13 @@ import click
 from power_core.types import TokenId
 
 if TYPE_CHECKING:
-    from power_core.engine import Engine
+    from power_core.config import PowerConfig
+    from power_core.request import GenerationRequest
+    from power_core.target import TargetModel, Tokenizer
 
-__all__ = ["encode_prompt", "read_prompt", "read_text"]
+__all__ = ["check_servable", "encode_prompt", "read_prompt", "read_text"]
 
+_DEFAULT_CONTEXT = 4096  # of a session that was asked for none: see `SessionOptions`
 _MOST = 64 << 20  # bytes; what does not end is not read to its end
 
 
@@ -42,16 +45,34 @@ def read_text(file: Path) -> str:
         raise click.UsageError(f"{file}: cannot be read: {exc.strerror}") from exc
 
 
-def encode_prompt(engine: Engine, text: str, *, chat: bool | None, system: str | None) -> Sequence[TokenId]:
+def encode_prompt(tokenizer: Tokenizer, text: str, *, chat: bool | None, system: str | None) -> Sequence[TokenId]:
     """Ids of *text*: as the user's turn of a chat where *chat* (None: where there is a template), else as it is."""
     from power_core.target import ChatMessage
 
-    if chat is False or (chat is None and system is None and not engine.has_chat_template):
+    if chat is False or (chat is None and system is None and not tokenizer.has_chat_template):
         if system is not None:
             raise click.UsageError("--system needs a chat; this prompt is raw")
-        return engine.encode(text)
+        return tokenizer.encode(text) or ([] if tokenizer.bos_id is None else [tokenizer.bos_id])  # as `Engine.encode`
     turns = [] if system is None else [ChatMessage("system", system)]
-    return engine.encode_chat([*turns, ChatMessage("user", text)])
+    return tokenizer.encode_chat([*turns, ChatMessage("user", text)])
+
+
+def check_servable(request: GenerationRequest, model: TargetModel, config: PowerConfig) -> None:
+    """
+    Refuse before the model's widths are measured, which may take a minute, what its engine would refuse after it.
+
+    Raises:
+        RequestError: The prompt does not fit the context, or a setting does not fit the vocabulary.
+    """
+    from power_core.decoding import Decoder
+    from power_core.sampling import Sampler
+    from power_core.scheduler.checks import check_request
+
+    tokenizer = model.tokenizer
+    context = min(_DEFAULT_CONTEXT, model.trained_context) if config.ctx is None else config.ctx
+    check_request(request, tokenizer.vocab_size, context)
+    Sampler(request.sampling, prompt=request.prompt, tokenizer=tokenizer, seed=0)
+    Decoder(tokenizer, stop=request.stop, stop_ids=request.stop_ids)
 
 
 def _decoded(data: bytes, source: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,9 +15,30 @@ if TYPE_CHECKING:  # `power --help` runs without them
     from power_core.config import PowerConfig
     from power_core.runtime import Runtime
 
-__all__ = ["EXIT_INTERRUPTED", "State"]
+__all__ = ["EXIT_INTERRUPTED", "State", "check_named_file"]
 
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+
+
+def check_named_file(path: Path | None) -> None:
+    """
+    Refuse a configuration file that was asked for, with ``--config`` or `POWER_CONFIG`, and cannot be used.
+
+    Raises:
+        ConfigError: It is not there, or what it says is wrong.
+    """
+    named = path or os.environ.get("POWER_CONFIG")
+    if named and not _is_pipe(Path(named)):  # `--config <(...)` is read once, by a command that needs it
+        from power_core.config import load_config
+
+        load_config(path=named, environ={})
+
+
+def _is_pipe(path: Path) -> bool:
+    try:
+        return path.is_fifo()
+    except OSError:  # a name too long, a folder that may not be entered: said when it is read
+        return False
 
 
 class State:
@@ -61,8 +82,21 @@ def _quiet_logs() -> None:
 
     import structlog
 
-    level = logging.DEBUG if os.environ.get("POWER_DEBUG") == "1" else logging.CRITICAL
+    is_debug = os.environ.get("POWER_DEBUG") == "1"
+    processors = [each for each in structlog.get_config()["processors"] if each is not _only_measuring]
     structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(level),
+        processors=processors if is_debug else [_only_measuring, *processors],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if is_debug else logging.INFO),
         logger_factory=lambda *_names: structlog.PrintLogger(sys.stderr),
     )
+
+
+def _only_measuring(_logger: Any, _level: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Drop whatever is not the one thing worth a line: why nothing happens, where no terminal shows it."""
+    from structlog import DropEvent
+
+    from power_core.runtime import MEASURING
+
+    if event["event"] != MEASURING or sys.stderr.isatty():
+        raise DropEvent
+    return event

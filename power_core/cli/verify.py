@@ -12,7 +12,7 @@ from attrs import asdict
 
 from power_core.cli.options import engine_options, file_path, json_option, prompt_options, sampling_options
 from power_core.cli.output import print_json
-from power_core.cli.prompts import encode_prompt, read_prompt, read_text
+from power_core.cli.prompts import check_servable, encode_prompt, read_prompt, read_text
 from power_core.cli.state import State
 from power_core.errors import CapabilityError
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from power_core.capabilities import Registry
     from power_core.cli.compare import Comparison
     from power_core.config import PowerConfig
-    from power_core.engine import Engine
-    from power_core.request import GenerationRequest, SamplingSpec
+    from power_core.request import SamplingSpec
+    from power_core.target import TargetModel
 
 __all__ = ["verify"]
 
@@ -56,6 +56,7 @@ def verify(
     anything differs.
     """
     from power_core.cli.compare import compare
+    from power_core.request import GenerationRequest
 
     texts = [read_prompt(prompt, None) for prompt in prompts] + [read_text(file) for file in files]
     texts = texts or [read_prompt(None, None)]
@@ -63,10 +64,13 @@ def verify(
     with ctx.ensure_object(State).runtime(flags) as runtime:
         sampling = _repeatable(runtime.config)
 
-        def requests(engine: Engine) -> list[GenerationRequest]:
-            prompts = [encode_prompt(engine, text, chat=chat, system=system) for text in texts]
+        def requests(model: TargetModel) -> list[GenerationRequest]:
+            prompts = [encode_prompt(model.tokenizer, text, chat=chat, system=system) for text in texts]
             limit = runtime.config.token_limit
-            return [engine.request(ids, sampling=sampling, max_tokens=limit) for ids in prompts]
+            made = [GenerationRequest(ids, sampling=sampling, max_tokens=limit) for ids in prompts]
+            for request in made:
+                check_servable(request, model, runtime.config)
+            return made
 
         comparisons = compare(runtime, requests, _strategies(runtime.registry, specs))
     identical = all(each.identical for each in comparisons)

@@ -159,6 +159,47 @@ def test_bad_input_is_one_line_and_exit_2(power: Power, args: tuple[str, ...], s
     assert result.stdout == ""
 
 
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("plugins",),
+        ("models",),
+        ("models", "remove", "x"),
+        ("artifacts", "list"),
+        ("receipt", "verify", "toy.scripted"),
+        ("doctor",),
+        ("generate", "abc"),
+        ("echo", "hi"),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("none.toml", None, "none.toml: cannot be read: no such file"),
+        ("bad.toml", "= 3", "bad.toml: not toml"),
+        ("bad.toml", "top_kk = 3", "did you mean 'top_k'?"),
+        ("bad.toml", "top_k = 'x'", "expected an integer"),
+        (".", None, "a directory"),
+    ],
+)
+def test_a_named_configuration_that_cannot_be_used_is_refused_by_every_command(
+    power_echo: Power, args: tuple[str, ...], file: str, content: str | None, said: str
+) -> None:
+    """Also by those that need none: who names a file wants it read, with the flag as with the variable."""
+    if content is not None:
+        Path(file).write_text(content)
+    for result in (power_echo("--config", file, *args), power_echo(*args, env={"POWER_CONFIG": file})):
+        assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+        assert said in result.stderr.lower()
+
+
+def test_help_needs_no_configuration(power: Power) -> None:
+    """Whatever a variable names, every command can still be asked what it does."""
+    for args in ((), ("--help",), ("plugins", "--help"), ("models", "add", "-h")):
+        assert power(*args, env={"POWER_CONFIG": "none.toml"}).exit_code == 0
+
+
 def test_input_without_an_end_is_not_read_to_it(power: Power, monkeypatch: pytest.MonkeyPatch) -> None:
     """A prompt is bounded, whoever writes it."""
     monkeypatch.setattr("power_core.cli.prompts._MOST", 8)

@@ -183,9 +183,17 @@ def test_a_deadline_from_the_command_line(power: Power) -> None:
 
 def test_a_key_changes_no_answer(power: Power) -> None:
     """Within one process nothing was kept before; the counters say that it was asked for."""
-    counted = power("generate", "abc", "--prompt-cache-key", "k", "--stats")
+    counted = power("generate", "abc", "--prompt-cache-key", "k", "--stats", env={"POWER_PROMPT_CACHE_DIR": "kept"})
     assert counted.stdout == power("generate", "abc").stdout
     assert "requests 1, hits 0, misses 1" in counted.stderr
+
+
+def test_a_key_that_can_keep_nothing_is_refused(power: Power) -> None:
+    """A process with one request has nothing to reuse unless a folder outlives it: the line names the key to set."""
+    result = power("generate", "abc", "--prompt-cache-key", "k")
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert "prompt_cache_dir" in result.stderr
+    assert "POWER_PROMPT_CACHE_DIR" in result.stderr
 
 
 def test_a_receipt_that_cannot_be_written_is_noticed_before_decoding(

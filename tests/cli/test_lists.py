@@ -17,6 +17,7 @@ from power_core import models, user_cache
 from power_core.cli.doctor import break_even
 from power_core.errors import BackendError
 from power_core.hookspecs import hookimpl
+from power_core.names import NAME_RULE
 from power_core.plugins import PluginFailure
 from power_core.testing import ScriptedBackend, ScriptedTarget, inline_plugin, padded_class
 
@@ -111,6 +112,18 @@ def test_what_no_backend_claims_is_not_added(power: Power, tmp_path: Path, path:
     assert (result.exit_code, result.stderr.count("\n"), result.stdout) == (2, 1, "")
     assert said in result.stderr
     assert [item["name"] for item in json.loads(power("models", "--json").stdout)["models"]] == ["toy"]
+
+
+@pytest.mark.parametrize("name", ["größe", "модель", ".hidden", "a b", "-x", "a" * 101, ""])
+@pytest.mark.parametrize("command", [("models", "add"), ("artifacts", "admit")], ids=" ".join)
+def test_a_name_that_is_none_is_told_the_rule(power: Power, command: tuple[str, str], name: str) -> None:
+    """Letters of other alphabets are letters, too: the line says which are meant, and that a mark does not begin."""
+    said = ("--target", "toy", "--source", "s", "--revision", "r", "--license", "l")
+    end = ("--", name, "toy.scripted") if command[0] == "models" else ("toy.scripted", *said, f"--name={name}")
+    result = power(*command, *end)
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert f"no {command[0][:-1]} name" in result.stderr
+    assert NAME_RULE in result.stderr
 
 
 def test_a_folder_that_a_backend_claims_is_a_model(power: Power, tmp_path: Path) -> None:
