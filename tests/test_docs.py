@@ -16,6 +16,7 @@ from power_core import hookspecs
 from power_core.cli.generate import generate
 from power_core.config import PowerConfig
 from power_core.evidence import ReceiptBody
+from power_core.plugins import load_plugins
 from power_core.request import GenerationRequest
 from power_core.runtime import Runtime
 from power_core.testing import ScriptedBackend, ScriptedTarget, inline_plugin, plain_decode, scripted_plugins
@@ -35,9 +36,16 @@ def run_module(name: str, file: Path) -> ModuleType:
 
 
 def test_command_page_is_current() -> None:
-    """docs/cli.md is what `make docs` would write."""
+    """docs/cli.md is what `make docs` would write, the commands of this repository's plugins included."""
+    for package in ("power_conformance", "power_train"):
+        pytest.importorskip(package)
     generator = run_module("generate_cli", DOCS / "generate_cli.py")
-    assert (DOCS / "cli.md").read_text() == generator.page()
+    page = (DOCS / "cli.md").read_text()
+    assert page == generator.page()
+    sections = re.findall(r"^## power (\S+)\n\nFrom `(power-\S+)`\.$", page, flags=re.MULTILINE)
+    brought = load_plugins(environ={}).registry.commands
+    assert {("train", "power-train"), ("new-plugin", "power-conformance")} <= set(sections)
+    assert [(item.name, item.owner.partition(" ")[0]) for item in brought if item.name in dict(sections)] == sections
 
 
 @pytest.mark.parametrize("hook", HOOKS)
