@@ -55,7 +55,7 @@ class Watcher:
 def test_a_policy_is_told_what_it_would_be_told_in_an_engine():
     """Room for the bonus token, confidences of what is proposed, and nothing where nothing is proposed."""
     points = [
-        TracePoint(3, 2, (0.75, 0.5, 0.25)),
+        TracePoint(3, 1, (0.75, 0.5, 0.25)),
         TracePoint(0, 0),
         TracePoint(2, 1),
         TracePoint(1, 0),
@@ -65,7 +65,7 @@ def test_a_policy_is_told_what_it_would_be_told_in_an_engine():
     result = replay(watcher, Trace("s", 3, points), curve(), rollback=5)
     assert watcher.shape == DraftShape(3, 5, "s")
     assert watcher.seen == [
-        (3, [0, 1], (0.75, 0.5), Round(1, 1, range(2))),
+        (3, [0, "wrong"], (0.75, 0.5), Round(1, 1, range(2))),
         (2, [], None, Round(0, 0, range(2, 3))),
         (1, ["wrong"], None, Round(1, 0, range(3, 4))),
         (0, [], None, Round(0, 0, range(4, 5))),
@@ -92,20 +92,23 @@ def test_time_is_taken_until_the_round_in_which_a_token_came_out(token, rounds):
 
 def test_what_takes_no_time_is_as_fast_as_plain_decoding():
     """A text of no tokens, and no traces at all."""
-    assert Replay().speed == replay(FixedPolicy(3), Trace("s", 4), curve()).speed == 1.0
-    for traces in ([], [Trace("s", 4)]):
+    assert replay(FixedPolicy(3), Trace("s", 4), curve()) == Replay()
+    assert (Replay().speed, oracle_cost(Trace("s", 4), curve())) == (1.0, 0.0)
+    for traces, shortest in ([], 0), ([Trace("s", 4)], 1):
         result = compare("w", traces, curve())
         assert (result.tokens, result.oracle, *set(result.speeds.values())) == (0, 1.0, 1.0)
+        assert result.best_fixed == (shortest, 1.0)
 
 
 def test_a_round_that_asks_for_nothing_costs_a_plain_step():
-    result = replay(FixedPolicy(0), trace((9, 2)), curve(draft=0.5))
-    assert (result.cost, result.rounds, result.asked, result.lengths) == (9.0, 9, 0, {0: 9})
+    result = replay(FixedPolicy(0), trace((300, 2)), curve(draft=0.5))
+    assert (result.cost, result.rounds, result.asked, result.lengths) == (300.0, 300, 0, {0: 300})
 
 
-def test_the_oracle_takes_the_cheapest_way_through_the_text():
+@pytest.mark.parametrize("recorded", [trace((3, 1), (3, 2), (2, 0)), trace((9, 8))])
+def test_the_oracle_takes_the_cheapest_way_through_the_text(recorded):
     """Checked against trying every sequence of lengths on a short text."""
-    recorded, costs = trace((3, 1), (3, 2), (2, 0)), curve(draft=0.1)
+    costs = curve(draft=0.1)
 
     def cheapest(position):
         if position == len(recorded.points):
@@ -182,11 +185,11 @@ def test_a_curve_may_reach_as_far_as_costs_and_rows_may(tmp_path, cost):
         ({"rows": {"0": 1, "1": 1}}, "begin with 1"), ({"rows": {"1": 1, "4097": 3}}, "end at 4096"),
         ({"rows": {"1": 1, "NaN": 3, "2": 4}}, "end at 4096"), ({"rows": {"1": 10**400}}, "OverflowError"),
         ({"rows": {"1": 0}}, "rows must cost"), ({"rows": {"1": 1, "2": -1}}, "rows must cost"),
-        ({"rows": {"1": 1e-13}}, "more than 0"), ({"rows": {"1": 1, "2": 2e12}}, "at most 1e\\+12"),
+        ({"rows": {"1": 1e-13}}, "more than 0"), ({"rows": {"1": 1, "2": 1e12 + 1}}, "at most 1e\\+12"),
         ({"rows": {"1": 1}, "drafts": {"s": [float("nan")]}}, "a draft costs"),
         ({"rows": {"1": 1}, "drafts": {"s": []}}, "a draft costs"),
         ({"rows": {"1": 1}, "drafts": {"s": -1}}, "a draft costs 0 or more"),
-        ({"rows": {"1": 1}, "drafts": {"a": 1, "s": [1, 2e12]}}, "at most 1e\\+12"),
+        ({"rows": {"1": 1}, "drafts": {"a": 1, "s": [1, 1e12 + 1]}}, "at most 1e\\+12"),
     ],
 )  # fmt: skip
 def test_a_file_that_is_no_curve_is_refused(tmp_path, document, problem):
