@@ -24,7 +24,7 @@ from power_llamacpp.config import LoraFile
 from power_llamacpp.draft_facts import check_values
 from power_llamacpp.gguf_file import GgufInfo, read_gguf, refuse
 
-__all__ = ["ADAPTABLE", "LoraAdapter", "check_lora", "open_adapters"]
+__all__ = ["ADAPTABLE", "LoraAdapter", "check_lora", "is_adaptable", "open_adapters"]
 
 FIX = "use an adapter made for this model"
 # Architectures whose graphs multiply all of these matrices through `build_lora_mm` (src/models).
@@ -35,7 +35,7 @@ ADAPTABLE = frozenset(
     """.split()  # noqa: SIM905 - names are read and compared more easily as a block
 )
 _MATRIX = re.compile(
-    r"blk\.(?P<block>\d+)\.(attn_q|attn_k|attn_v|attn_qkv|attn_gate|attn_output|ffn_gate|ffn_up|ffn_down|ssm_in|ssm_x|"
+    r"blk\.(?P<block>0|[1-9]\d*)\.(attn_q|attn_k|attn_v|attn_qkv|attn_gate|attn_output|ffn_gate|ffn_up|ffn_down|ssm_in|ssm_x|"
     r"ssm_dt|ssm_out|ssm_alpha|ssm_beta|shortconv\.in_proj|shortconv\.out_proj)\.weight"
 )
 _EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
@@ -127,6 +127,11 @@ def check_lora(info: GgufInfo, target: GgufInfo, scale: float) -> None:
     check_values(info)
 
 
+def is_adaptable(name: str) -> bool:
+    """Whether the graphs of `ADAPTABLE` architectures have a place for changes of the matrix *name*."""
+    return name in (_EMBEDDING, _OUTPUT) or _MATRIX.fullmatch(name) is not None
+
+
 def _check_keys(info: GgufInfo, target: GgufInfo) -> None:
     """A LoRA adapter of the target's architecture, with keys of the types that llama.cpp asserts."""
     parts = info.metadata.get("split.count", 1)
@@ -187,7 +192,7 @@ def _check_matrix(info: GgufInfo, name: str, target: GgufInfo) -> None:
     if name == _EMBEDDING and _OUTPUT not in target.tensors:
         what = f"{name} is the target's output matrix as well, which llama.cpp cannot adapt"
         refuse(info.path, what, got=name, expected="other tensors", fix="train an adapter without the embedding")
-    if block is None and name not in (_EMBEDDING, _OUTPUT):
+    if not is_adaptable(name):
         what = f"whether llama.cpp adapts {name} is unknown"
         refuse(info.path, what, got=name, expected="matrices of attention and feed-forward blocks")
     if block is not None and int(block["block"]) >= target.num_layers:

@@ -37,7 +37,7 @@ _CONTINUES = 5
 _KEPT_LINES = 8
 # Warnings about what is as it should be: what this plugin asks for, drafters, which need no tokenizer, and adapters,
 # which are never repacked.
-_ON_PURPOSE = ("using full-size SWA cache", "dummy tokens", "fallback to CPU")
+_ON_PURPOSE = ("using full-size SWA cache", "dummy tokens", "cannot use buft")
 _SEVERITY = {"debug": 0, "info": 1, "warning": 2, "error": 3}
 
 

@@ -10,14 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from power_llamacpp.config import LlamaCppConfig
+from power_llamacpp.config import LlamaCppConfig, LoraFile
 from power_llamacpp.context import NativeModel
-from power_llamacpp.gguf_check import check_gguf
+from power_llamacpp.gguf_check import GgufInfo, check_gguf
+from power_llamacpp.lora import is_adaptable
 from power_llamacpp.session import LlamaCppSession
 
 from power_core.shapes import ExactnessLevel, ShapeIdentity, ShapeProfile, WidthClass
 from power_core.target import RowBatch, SessionOptions
 from power_core.testing import gguf as factories
+from power_core.testing.gguf_lora import tiny_lora
 
 KINDS = ("llama", "gemma3", "recurrent", "hybrid")
 
@@ -32,8 +34,21 @@ def profile_from(low: int, rows: int = 24, prefill: int = 128) -> ShapeProfile:
     return ShapeProfile(level, width_class(low, rows), width_class(low, prefill))
 
 
+def adapter_for(folder: Path, info: GgufInfo, *, seed: int = 7, rank: int = 4, weights: str = "F32") -> LoraFile:
+    """A random adapter of every matrix of the model that can have one, an embedding of its own included."""
+    last = f"blk.{info.num_layers}."  # a prediction layer's
+    names = [name for name in info.tensors if is_adaptable(name) and not name.startswith(last)]
+    return LoraFile(
+        tiny_lora(
+            folder / f"{info.path.stem}-{seed}-{rank}-{weights}.gguf",
+            seed=seed, architecture=info.architecture, shapes={name: info.tensors[name].shape for name in names},
+            rank=rank, gain=0.3, weights=weights,
+        )
+    )  # fmt: skip
+
+
 class Bench:
-    """Models by kind, sessions over them, and what one sequence alone computes."""
+    """Models by kind, sessions over them, and what one sequence alone computes; "llama+lora" is one with an adapter."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -43,8 +58,10 @@ class Bench:
 
     def model(self, kind: str) -> NativeModel:
         if kind not in self._models:
-            path = getattr(factories, f"tiny_{kind}")(self._folder / f"{kind}.gguf")
-            self._models[kind] = NativeModel(path)
+            base, _, adapted = kind.partition("+")
+            path = getattr(factories, f"tiny_{base}")(self._folder / f"{base}.gguf")
+            files = [adapter_for(self._folder, check_gguf(path))] if adapted else []
+            self._models[kind] = NativeModel(path, adapters=[(file.file, file.scale) for file in files])
         return self._models[kind]
 
     def session(
@@ -128,3 +145,8 @@ def words(seed: int, count: int, vocab_size: int = 320) -> list[int]:
 @pytest.fixture(scope="session")
 def random_words() -> Callable[..., list[int]]:
     return words
+
+
+@pytest.fixture(scope="session")
+def adapt() -> Callable[..., LoraFile]:
+    return adapter_for

@@ -61,6 +61,8 @@ def plain(
     ("llama", 1, {}), ("gemma3", 1, {}), ("gemma3", 1, {"swa_full": False}), ("gemma3", 8, {"swa_full": False}),
     ("recurrent", 1, {}), ("recurrent", 2, {}), ("hybrid", 1, {}), ("hybrid", 1, {"rollback_rows": 4}),
     ("hybrid", 1, {"rollback_rows": 16}), ("hybrid", 8, {"rollback_rows": 4}),
+    ("llama+lora", 1, {}), ("gemma3+lora", 1, {"swa_full": False}), ("recurrent+lora", 1, {}),
+    ("hybrid+lora", 1, {"rollback_rows": 4}),
 ])  # fmt: skip
 @pytest.mark.parametrize("patterns", [CASE_18, ("RWWWWWWWWWWWWWWW",)], ids=["case-18", "early-mismatch"])
 def test_speculation_changes_no_token(

@@ -20,7 +20,7 @@ def filled(bench, kind, tokens, **options):
     return session, session.prefix_store()
 
 
-@pytest.mark.parametrize("kind", CUTTABLE + WHOLE)
+@pytest.mark.parametrize("kind", [*CUTTABLE, *WHOLE, "llama+lora", "hybrid+lora"])
 def test_a_loaded_copy_goes_on_as_the_original(bench, random_words, kind):
     """Into another sequence beside others, and into another session; the original goes on undisturbed."""
     tokens, more = random_words(1, 12), random_words(2, 8)
