@@ -156,15 +156,16 @@ def test_two_classes_take_turns():
     assert plan_of(session, decoding, prefer_prefill=True).shape == profile.decode
 
 
-def test_policies_are_told_of_the_rows_beside():
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_policies_are_told_of_the_rows_beside(count):
     """All pending rows of the step but the request's own."""
     session = Session(one_class())
-    sequences = [in_flight(session) for _ in range(3)]
+    sequences = [in_flight(session) for _ in range(count)]
     told = []
     for sequence in sequences:
         sequence.width.limit = lambda room, beside=0, *_: told.append((room, beside)) or 0
     plan_of(session, *sequences)
-    assert told == [(4, 2)] * 3
+    assert told == [(4, count - 1)] * count
 
 
 def test_a_long_context_is_counted_like_a_short_one():
