@@ -22,6 +22,7 @@ from power_core.errors import CapabilityError
 from power_core.request import GenerationRequest
 from power_core.runtime import Runtime
 from power_core.testing import gguf
+from power_core.testing.gguf_lora import tiny_lora
 
 OPTIONS: dict[str, Any] = {"draft_max": 7, "threads": 1, "context_size": 512, "parallel": 2}
 ENDS = ("One day", "One day", "In the morning the keeper wrote", "Nobody")
@@ -104,6 +105,54 @@ def test_what_is_kept_on_disk_is_never_anothers(files: Callable[[str], Path], op
     shutil.copyfile(other, same)
     changed, reused = run()
     assert (changed != first, reused) == (True, 0)
+
+
+def test_what_is_kept_on_disk_is_never_another_adapters(
+    files: Callable[[str], Path], opened: Open, tmp_path: Path
+) -> None:
+    """The model alone, its adapters, their scales and order, other bytes at the same path: each has its own entries."""
+    one, two = tiny_lora(tmp_path / "one.gguf"), tiny_lora(tmp_path / "two.gguf", seed=2)
+    keys = {"prompt_cache_dir": str(tmp_path / "cache")}
+    [request, *_] = questions("off")
+
+    def run(*lora: tuple[Path, float]) -> tuple[Any, int]:
+        section = {"lora": [{"file": str(file), "scale": scale} for file, scale in lora]}
+        engine = opened(files("llama"), section, **keys)
+        cold = engine.complete(request.with_(prompt_cache_key=None))
+        result = engine.complete(request)
+        assert fields_of(result) == fields_of(cold)
+        engine.close()
+        return fields_of(result), result.counts.reused
+
+    sets = [(), [(one, 1.0)], [(one, 0.5)], [(one, 1.0), (two, 1.0)], [(two, 1.0), (one, 1.0)]]
+    first = [run(*lora) for lora in sets]
+    assert [reused for _, reused in first] == [0] * len(sets)
+    assert len({token_ids for (token_ids, *_), _ in first}) >= len(sets) - 1  # the order changes the last bits only
+    for lora, (fields, _) in zip(sets, first, strict=True):
+        assert run(*lora) == (fields, 154)
+    assert run((one, 0.0)) == (first[0][0], 154)
+    shutil.copyfile(two, one)
+    changed, reused = run((one, 1.0))
+    assert (changed != first[1][0], reused) == (True, 0)
+    assert run((one, 1.0)) == (changed, 154)
+
+
+def test_what_is_kept_in_memory_is_never_another_adapters(
+    files: Callable[[str], Path], opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One cache under a model, the model with an adapter, and the model again, though their widths had one identity."""
+    lora = {"lora": [{"file": str(tiny_lora(tmp_path / "a.gguf"))}]}
+    base = opened(files("llama"))
+    monkeypatch.setattr("power_core.scheduler.reuse._settings_digest", lambda *_: "the same")
+    monkeypatch.setattr("power_core.engine.make_cache", lambda *_, **__: base.cache)
+    base, adapted, again = opened(files("llama")), opened(files("llama"), lora), opened(files("llama"), lora)
+    [request, *_] = questions("suffix")
+    plain = {id(engine): plain_fields(engine, [request]) for engine in (base, adapted, again)}
+    assert plain[id(base)] != plain[id(adapted)] == plain[id(again)]
+    for engine, reused in ((base, 0), (adapted, 0), (base, 154), (again, 154), (adapted, 154)):
+        result = engine.complete(request)
+        assert [fields_of(result)] == plain[id(engine)]
+        assert result.counts.reused == reused
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "header"])
