@@ -30,12 +30,15 @@ class DrafterRequirements:
         artifact_kind: Kind of artifact the drafter loads, or None for zero-weight drafters.
         hidden_layers: Target block outputs it reads.
         fixed_shape: Whether its proposals come in one length only: it is asked for K tokens or for none.
+        sequential: Whether it computes one token after another, so that a shorter proposal costs less, and heeds
+            `DraftRequest.stop_below`.
     """
 
     capabilities: frozenset[str] = frozenset()
     artifact_kind: str | None = None
     hidden_layers: tuple[int, ...] = ()
     fixed_shape: bool = False
+    sequential: bool = False
 
 
 @frozen
@@ -47,11 +50,14 @@ class DraftRequest:
         seq: The sequence, known from `DraftSession.begin`.
         anchor: The last committed token; the proposal continues it.
         max_tokens: Most tokens wanted, at least 1.
+        stop_below: A sequential drafter ends a proposal with the first token at which the product of its confidences
+            is less: what would follow is too unlikely to be worth its time. Others need not read it.
     """
 
     seq: SeqId
     anchor: TokenId
     max_tokens: int
+    stop_below: float = 0.0
 
 
 @frozen

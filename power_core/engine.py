@@ -380,9 +380,8 @@ class Engine:
         return OpenDraft(
             name,
             opened,
+            needs,
             owner=self._owners[name],
-            wants_rows=bool(needs.hidden_layers),
-            fixed_shape=needs.fixed_shape,
         )
 
     def _check_needs(self, strategy: ResolvedStrategy) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from power_core.drafter import Drafter, DrafterRequirements, DraftRequest, DraftSession, HiddenRows, Proposal
 from power_core.errors import ConfigError, DrafterError
@@ -84,8 +84,7 @@ class ChainDrafter:
         opened: list[_Member] = []
         try:
             for name, drafter in self._members.items():
-                wants_rows = bool(drafter.requirements().hidden_layers)
-                opened.append(_Member(name, drafter.open(model, session), wants_rows))
+                opened.append(_Member(name, drafter.open(model, session), drafter.requirements()))
         except BaseException:
             for member in opened:
                 member.session.close()
@@ -97,7 +96,7 @@ class ChainDrafter:
 class _Member:
     name: str
     session: DraftSession
-    wants_rows: bool
+    needs: DrafterRequirements
 
 
 @define
@@ -106,6 +105,7 @@ class _Record:
 
     worth: float  # running mean of what its proposals promise, in plain steps
     saved: float = 0.0  # plain steps put aside for asking it
+    reach: float = 2.0  # running mean of the tokens it proposes
     is_fed: bool = False  # whether it was asked, and so told of the prompt
     table: AcceptanceTable = field(factory=AcceptanceTable)
     ids: Sequence[TokenId] = ()
@@ -140,7 +140,7 @@ class _ChainSession:
             asked = [i for i, request in enumerate(requests) if self._is_worth_asking(place, request, gains[i], curve)]
             if not asked:
                 continue
-            answers = self._ask(member, [requests[i] for i in asked])
+            answers = self._ask(member, [requests[i] for i in asked], curve)
             for i, answer in zip(asked, answers, strict=True):
                 offer, gain = self._judge(self._records[requests[i].seq][place], answer, curve)
                 if gain > gains[i] or not best[i].token_ids:
@@ -149,8 +149,9 @@ class _ChainSession:
 
     def observe(self, seq: SeqId, committed: Sequence[TokenId], rows: HiddenRows | None) -> None:
         for member, record in zip(self._members, self._records[seq], strict=True):
-            if committed or (member.wants_rows and rows is not None):
-                member.session.observe(seq, committed, rows if member.wants_rows else None)
+            own = rows if member.needs.hidden_layers else None
+            if committed or own is not None:
+                member.session.observe(seq, committed, own)
             if committed:
                 record.table.learn(record.ids, record.cells, committed)
                 record.ids, record.cells = (), ()
@@ -189,7 +190,8 @@ class _ChainSession:
 
     def _is_worth_asking(self, place: int, request: DraftRequest, gain: float, curve: CostCurve) -> bool:
         record, member = self._records[request.seq][place], self._members[place]
-        cost = curve.draft(member.name, request.max_tokens)
+        tokens = min(max(round(record.reach), 1), request.max_tokens) if member.needs.sequential else request.max_tokens
+        cost = curve.draft(member.name, tokens)
         feed = curve.feed(member.name, backlog_of(member.session, request.seq))
         is_worth = place == 0 or cost <= _FREE or record.worth - gain > cost + (feed if record.is_fed else 0.0)
         if not is_worth and record.saved >= cost + feed:
@@ -198,19 +200,23 @@ class _ChainSession:
         record.is_fed |= is_worth
         return is_worth
 
-    def _ask(self, member: _Member, requests: Sequence[DraftRequest]) -> Sequence[Proposal]:
+    def _ask(self, member: _Member, requests: Sequence[DraftRequest], curve: CostCurve) -> Sequence[Proposal]:
         for request in requests:
             catch_up(member.session, request.seq, member.name, self._costs, self._clock)
+        if member.needs.sequential:
+            requests = [evolve(r, stop_below=curve.stop_below(member.name, r.max_tokens)) for r in requests]
         started = self._clock()
         answers = member.session.propose(requests)
         seconds = (self._clock() - started) / len(requests)
-        for request in requests:
-            self._costs.observe_draft(member.name, request.max_tokens, seconds)
+        for request, answer in zip(requests, answers, strict=True):
+            tokens = min(len(answer.token_ids), request.max_tokens) if member.needs.sequential else request.max_tokens
+            self._costs.observe_draft(member.name, tokens, seconds)
         return answers
 
     def _judge(self, record: _Record, answer: Proposal, curve: CostCurve) -> tuple[Proposal, float]:
         """The proposal with calibrated chances, and the plain steps it promises to save."""
         ids = answer.token_ids
+        record.reach += _WORTH_STEP * (len(ids) - record.reach)
         record.ids, record.cells = ids, record.table.cells(len(ids), answer.confidences)
         chances = [record.table.chance(cell) for cell in record.cells]
         gain = _promise(chances, curve)

@@ -40,9 +40,10 @@ _FORGONE_PART = 0.6
 _RATE_KEEP = 0.965  # a rate is that of about the last 30 rounds
 _RATE_PRIOR = 20.0
 _WORTH_PRIOR = (0.5, 0.6, 0.9, 0.95)  # chance of a token by context, until proposals have been seen
-_WORTH_STEP = 0.4
+_WORTH_STEP = 0.2
 _CURIOSITY = 0.6  # of a step's worth is expected of the next one
 _PROBE_EXTRA = 1.5
+_REACH_STEP = 0.2
 _FIRST_WAIT, _LONGEST_WAIT = 2, 12  # tokens between probes; the purse may make it longer
 _IDLE_ROUNDS = 8  # without a token checked, before a request is said to decode plainly
 
@@ -112,6 +113,8 @@ class CostAwareWidth:
         expected = self._worth.expected(self._curve.drafts.get(shape.strategy))
         self._purse = policy.allowance + policy.head_start * expected
         self.chances: Sequence[float] = ()
+        self.stop_below = 0.0
+        self._reach = 2.0  # tokens that a sequential drafter gets to before it stops
         self._since_probe = 0  # tokens
         self._probe_wait = _FIRST_WAIT
         # Of the round in progress; taken up by `feedback` only.
@@ -151,6 +154,9 @@ class CostAwareWidth:
             return longest if beside or not self._policy.needs_plain_step else 0
         if costs[min(longest, len(costs) - 1)] <= self._policy.free:
             return longest
+        if self._shape.sequential:
+            self.stop_below = self._curve.stop_below(self._shape.strategy, longest, self._rate.value)
+            costs = costs[: 1 + max(round(self._reach), 1)]
         lengths = self._lengths(longest)
         if not lengths:
             return 0
@@ -177,6 +183,8 @@ class CostAwareWidth:
     def _lengths(self, longest: int) -> Sequence[int]:
         if self._shape.fixed:
             return (longest,) if longest == self._shape.draft_max else ()
+        if self._shape.sequential:
+            return (longest,)  # it stops by itself
         return [k for k in self._ladder if k <= longest]
 
     def trim(self, token_ids: Sequence[TokenId], confidences: Sequence[float] | None, beside: int = 0) -> int:
@@ -216,7 +224,8 @@ class CostAwareWidth:
             return
         tokens = len(outcome.chosen)
         right = self._table.learn(self._ids, self._cells, outcome.chosen)
-        cost = self._curve.step(1 + outcome.drafted) + self._curve.draft(self._shape.strategy, self._asked)
+        drafted = len(self._ids) if self._shape.sequential else self._asked
+        cost = self._curve.step(1 + outcome.drafted) + self._curve.draft(self._shape.strategy, drafted)
         cost += self._feed if self._asked else 0.0
         self._rate.add(tokens, cost)
         # Plain decoding would have taken one step for each token.
@@ -227,6 +236,7 @@ class CostAwareWidth:
         self._since_probe += tokens
         if self._asked:
             self._asks += 1
+            self._reach += _REACH_STEP * (drafted - self._reach)
             self._worth.add(self._context, self._asked, self._values, was_right=0 < len(self._ids) == right)
         if self._is_probe:
             self._probes += 1

@@ -28,6 +28,7 @@ REFRESH = 16  # forwards between two curves: decisions are made against a curve 
 PLAIN_TIMINGS = 3  # of single-row steps, before the cost of others means anything ...
 PLAIN_STALE = 100  # ... and again after so many forwards without one
 FEW_ROWS = 16  # rows up to which feeding a drafter takes the time of a call, above it that of the rows
+NEXT_CHANCE = 0.75  # of a token whose predecessors were all right
 ROW_COST = 0.3  # of a single-row step, for targets that measured nothing: what CPUs take
 
 
@@ -66,6 +67,23 @@ class CostCurve:
         if not costs or tokens < 1:
             return 0.0
         return costs[tokens] if tokens < len(costs) else costs[-1]
+
+    def stop_below(self, strategy: str, tokens: int, rate: float = 1.0) -> float:
+        """
+        The chance below which a sequential drafter is to stop: one more token costs more than it should bring.
+
+        Args:
+            strategy: Who is asked.
+            tokens: Most that it is asked for.
+            rate: Tokens that a unit of time brings otherwise.
+
+        >>> CostCurve(0, (0.0, 1.0), 0.1, {"mtp": (0.0, 0.2, 0.4, 0.6)}).stop_below("mtp", 3)
+        0.4
+        """
+        if tokens < 2:
+            return 0.0
+        further = self.draft(strategy, tokens) - self.draft(strategy, 1) + self.step(1 + tokens) - self.step(2)
+        return rate * further / (tokens - 1) / NEXT_CHANCE
 
     def feed(self, strategy: str, rows: int) -> float:
         """

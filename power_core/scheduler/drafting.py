@@ -10,7 +10,7 @@ from typing import ParamSpec, TypeVar
 
 import numpy as np
 
-from power_core.drafter import DraftRequest, DraftSession, Proposal
+from power_core.drafter import DrafterRequirements, DraftRequest, DraftSession, Proposal
 from power_core.errors import DrafterError, PowerError
 from power_core.scheduler.backlog import backlog_of, catch_up
 from power_core.scheduler.costs import CostModel
@@ -29,19 +29,17 @@ class OpenDraft:
     Args:
         name: The strategy's.
         session: Its state.
+        needs: What its drafter required.
         owner: Distribution and version that provide it.
-        wants_rows: Whether it reads the target's hidden states.
-        fixed_shape: See `DrafterRequirements`.
     """
 
     def __init__(
-        self, name: str, session: DraftSession, *, owner: str = "", wants_rows: bool = False, fixed_shape: bool = False
+        self, name: str, session: DraftSession, needs: DrafterRequirements | None = None, *, owner: str = ""
     ) -> None:
         self.name = name
         self.session = session
+        self.needs = needs or DrafterRequirements()
         self.owner = owner
-        self.wants_rows = wants_rows
-        self.fixed_shape = fixed_shape
 
     def call(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a *method* of the draft session; what it raises is a `PowerError` that names the strategy."""

@@ -157,8 +157,13 @@ class StepLoop:
         if strategy == OFF:
             return FixedPolicy().begin(DraftShape(0))
         draft = self.drafts.get(strategy)
-        shape = DraftShape(draft_max, self.session.rollback_capacity, draft.name, fixed=draft.fixed_shape)
-        return self.policy.begin(shape)
+        needs = draft.needs
+        return self.policy.begin(
+            DraftShape(
+                draft_max, self.session.rollback_capacity, draft.name, fixed=needs.fixed_shape,
+                sequential=needs.sequential,
+            )
+        )  # fmt: skip
 
     def cancel(self, request_id: int) -> None:
         """Ask for the end of a request; unknown and finished ones are ignored."""

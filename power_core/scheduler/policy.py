@@ -38,12 +38,14 @@ class DraftShape:
         rollback: S, the resident rollback rows, or None where they are unlimited.
         strategy: Key of the drafter's own costs; opaque.
         fixed: Whether the drafter proposes in one shape only: it is asked for K tokens or for none.
+        sequential: Whether the drafter's time grows with what it proposes, and it heeds `RequestWidth.stop_below`.
     """
 
     draft_max: int
     rollback: int | None = None
     strategy: str = ""
     fixed: bool = False
+    sequential: bool = False
 
 
 @frozen
@@ -71,9 +73,11 @@ class RequestWidth(Protocol):
     Attributes:
         chances: For the proposal that was trimmed last, the estimated chance that its first i+1 tokens
             are accepted, i = 0, 1, ...; empty where the policy estimates none.
+        stop_below: What `DraftRequest.stop_below` is to be for the proposal that `limit` was asked about last.
     """
 
     chances: Sequence[float]
+    stop_below: float
 
     @property
     def mode(self) -> str:
@@ -136,6 +140,7 @@ class FixedPolicy:
 
 class _FixedWidth:
     chances: Sequence[float] = ()
+    stop_below = 0.0
     mode = "fixed"
 
     def __init__(self, draft_max: int) -> None:
@@ -188,6 +193,7 @@ class AdaptivePolicy:
 
 class _AdaptiveWidth:
     chances: Sequence[float] = ()
+    stop_below = 0.0
 
     def __init__(self, policy: AdaptivePolicy, shape: DraftShape) -> None:
         self._policy = policy

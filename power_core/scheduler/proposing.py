@@ -61,13 +61,15 @@ def _by_draft(members: Iterable[Member]) -> Iterator[tuple[OpenDraft, list[Membe
 
 
 def _ask(draft: OpenDraft, group: Seq[Member], costs: CostModel) -> list[Proposal | PowerError]:
-    requests = [DraftRequest(m.sequence.seq, m.sequence.tokens[-1], m.limit) for m in group]
+    requests = [DraftRequest(s.seq, s.tokens[-1], m.limit, s.width.stop_below) for m in group for s in [m.sequence]]
     started = time.perf_counter()
     answers = draft.propose(requests, [member.rewind_draft for member in group])
     each = (time.perf_counter() - started) / len(group)
-    if not any(isinstance(answer, PowerError) for answer in answers):  # what a failure takes says nothing
-        for member in group:
-            costs.observe_draft(draft.name, member.limit, each)
+    given = [answer for answer in answers if isinstance(answer, Proposal)]
+    if len(given) == len(group):  # what a failure takes says nothing
+        for member, answer in zip(group, given, strict=True):
+            tokens = min(len(answer.token_ids), member.limit) if draft.needs.sequential else member.limit
+            costs.observe_draft(draft.name, tokens, each)
     return answers
 
 

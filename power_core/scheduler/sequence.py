@@ -318,7 +318,7 @@ class DraftParticipant:
         member = self._sequence.target.planned
         rows: HiddenRows | None = None
         end = member.base + n
-        if self._draft.wants_rows and member.rows is not None and end > self._observed:
+        if self._draft.needs.hidden_layers and member.rows is not None and end > self._observed:
             skip = max(self._observed - member.base, 0)
             rows = HiddenRows(member.rows, member.start + skip, n - skip, member.base + skip)
         self._observed = max(end, self._observed)

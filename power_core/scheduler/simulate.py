@@ -14,7 +14,7 @@ A draft's cost is one number, or a list for 1, 2, ... tokens. `CostCurve.to_json
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +65,14 @@ class Replay:
 
 def replay(policy: WidthPolicy, trace: Trace, curve: CostCurve, *, rollback: int | None = None) -> Replay:
     """Run *policy* over *trace* on a machine whose costs are *curve*."""
-    width = policy.begin(DraftShape(trace.draft_max, rollback, trace.strategy))
+    width = policy.begin(DraftShape(trace.draft_max, rollback, trace.strategy, sequential=trace.sequential))
     end, position, result = len(trace.points), 0, Replay()
     while position < end:
         point = trace.points[position]
         asked = width.limit(min(trace.draft_max, end - position - 1))
         count = min(asked, point.proposed)
+        if trace.sequential:
+            asked = count = _stopped(point.confidences, count, width.stop_below)
         # Output token q is called q, so proposals can be compared as they are in the engine.
         right = min(point.accepted, count)
         ids = [*range(position, position + right), *[_WRONG] * (count - right)]
@@ -87,6 +89,16 @@ def replay(policy: WidthPolicy, trace: Trace, curve: CostCurve, *, rollback: int
         result.milestones.append((position, result.cost))
     result.tokens = position
     return result
+
+
+def _stopped(confidences: Sequence[float] | None, count: int, stop_below: float) -> int:
+    """How many of *count* tokens a sequential drafter proposes; see `DraftRequest.stop_below`."""
+    chance = 1.0
+    for length, confidence in enumerate((confidences or ())[:count], 1):
+        chance *= confidence
+        if chance < stop_below:
+            return length
+    return count
 
 
 def oracle_cost(trace: Trace, curve: CostCurve) -> float:

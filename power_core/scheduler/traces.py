@@ -4,7 +4,7 @@ Acceptance traces: what a drafter would have proposed at every position of a tex
 A trace says nothing about a machine, so one recorded on a laptop tells what a policy would do on a
 GPU. The file is JSON lines: a header, then one line for each output position, in order.
 
-    {"format": "power-trace/1", "strategy": "suffix", "draft_max": 8, "workload": "copy"}
+    {"format": "power-trace/1", "strategy": "suffix", "draft_max": 8, "sequential": false, "workload": "copy"}
     {"position": 0, "proposed": 8, "accepted": 3, "confidences": [0.9, ...]}
 
 Position p is the round that chooses the p-th output token: `accepted` counts how many of the
@@ -50,12 +50,14 @@ class Trace:
         draft_max: K that was asked for.
         points: One a position.
         workload: Free text.
+        sequential: See `DrafterRequirements`.
     """
 
     strategy: str
     draft_max: int
     points: list[TracePoint] = field(factory=list)
     workload: str = ""
+    sequential: bool = False
 
 
 def write_traces(file: Path, traces: Iterable[Trace]) -> None:
@@ -63,7 +65,7 @@ def write_traces(file: Path, traces: Iterable[Trace]) -> None:
     with file.open("w", encoding="utf-8") as out:
         for trace in traces:
             header = {"format": FORMAT, "strategy": trace.strategy, "draft_max": trace.draft_max}
-            out.write(json.dumps({**header, "workload": trace.workload}) + "\n")
+            out.write(json.dumps({**header, "sequential": trace.sequential, "workload": trace.workload}) + "\n")
             for position, point in enumerate(trace.points):
                 line: JSON = {"position": position, "proposed": point.proposed, "accepted": point.accepted}
                 if point.confidences is not None:
@@ -106,7 +108,8 @@ def _take(line: dict[str, Any], traces: list[Trace]) -> None:
         draft_max = int(line["draft_max"])
         if not 0 <= draft_max < MAX_ROWS:
             raise ValueError(f"draft_max {draft_max} where 0 to {MAX_ROWS - 1} are possible")
-        traces.append(Trace(str(line["strategy"]), draft_max, workload=str(line.get("workload", ""))))
+        is_sequential = bool(line.get("sequential", False))
+        traces.append(Trace(str(line["strategy"]), draft_max, [], str(line.get("workload", "")), is_sequential))
         return
     if not traces:
         raise ValueError("a round before the header")
@@ -140,11 +143,15 @@ class RecordingPolicy:
 
     def traces(self) -> list[Trace]:
         """A trace of each request so far, in the order they began."""
-        return [Trace(shape.strategy, shape.draft_max, width.points()) for shape, width in self._requests]
+        return [
+            Trace(shape.strategy, shape.draft_max, width.points(), sequential=shape.sequential)
+            for shape, width in self._requests
+        ]
 
 
 class _RecordingWidth:
     chances: Sequence[float] = ()
+    stop_below = 0.0
     mode = "recording"
 
     def __init__(self, draft_max: int) -> None:

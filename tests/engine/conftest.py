@@ -59,11 +59,7 @@ class Lab:
         if name not in self.strategies:
             raise CapabilityError(f"nobody provides {name!r}")
         drafter = BacklogDrafter(self.strategies[name]) if self.tells_late else self.strategies[name]
-        needs = drafter.requirements()
-        return OpenDraft(
-            name, drafter.open(self.target, self.session), wants_rows=bool(needs.hidden_layers),
-            fixed_shape=needs.fixed_shape,
-        )  # fmt: skip
+        return OpenDraft(name, drafter.open(self.target, self.session), drafter.requirements())
 
     def submit(self, request: GenerationRequest) -> int:
         return self.loop.submit(request)

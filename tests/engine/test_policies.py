@@ -141,6 +141,7 @@ class Witness(FixedPolicy):
 
         class Noting:
             chances = ()
+            stop_below = 0.0
             mode = "fixed"
 
             def limit(self, room, beside=0, backlog=0):

@@ -141,6 +141,20 @@ def test_a_dear_member_is_asked_as_far_as_it_pays(following, steps, most):
     assert 0 < asked <= most
 
 
+def test_a_sequential_member_is_told_when_to_stop():
+    """Its time is that of what it proposed; one of another kind is told nothing and took that of what was asked."""
+    costs, told = Costs(), []
+    costs.curve = CostCurve(0, (0.0, 1.0), 0.25, {"steps": (0.0, 0.25, 0.375, 0.5)})
+    steps, block = Member(Proposal([7, 8], [0.9, 0.1]), sequential=True), Member(Proposal([7]))
+    for member in (steps, block):
+        member.propose = lambda requests, answer=member.proposal: (told.extend(requests), [answer])[1]
+    chain = ChainDrafter({"steps": steps, "block": block}, costs, clock=lambda: 0.0).open(None, None)
+    chain.begin(0, (1, 2))
+    chain.propose([DraftRequest(0, 2, 3)])
+    assert told == [DraftRequest(0, 2, 3, 0.5), DraftRequest(0, 2, 3)]
+    assert costs.told == [("draft", "steps", 2, 0.0), ("draft", "block", 3, 0.0)]
+
+
 class Costs:
     """Costs as they are said to be, and what the chain told of them."""
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from power_core.scheduler.cost_aware import CostAwarePolicy, hot_widths
-from power_core.scheduler.costs import CostModel
+from power_core.scheduler.costs import CostModel, fixed_curve
 from power_core.scheduler.policy import DraftShape, FixedPolicy, Round
 from power_core.scheduler.simulate import oracle_cost, replay
 from power_core.shapes import ShapeIdentity, WidthClass
@@ -94,6 +94,32 @@ def test_a_fixed_shape_is_asked_for_whole_or_not_at_all():
         assert asked <= room
         width.trim([*range(asked)], None)
         width.feedback(Round(asked, asked, [*range(asked), 99]))
+
+
+def test_a_sequential_drafter_is_asked_for_all_and_told_when_to_stop():
+    """One more token costs 0.3 with its row; rows are free, so is the drafter of which nothing is known yet."""
+    costs = fixed_curve(GPU, {"s": [0.3 * n for n in range(1, 17)]})
+    width = CostAwarePolicy(lambda: costs).begin(DraftShape(K, strategy="s", sequential=True))
+    asked = width.limit(K)
+    assert (asked, width.stop_below) == (K, pytest.approx(0.303 / 0.75, abs=1e-3))
+    width.trim([1, 2, 3], [0.9, 0.8, 0.1])
+    width.feedback(Round(3, 2, [1, 2, 9]))
+    assert width.limit(K) == K
+    assert width.stop_below > 0.303 / 0.75  # time is worth more by now
+    other = CostAwarePolicy(lambda: costs).begin(DraftShape(K, strategy="other", sequential=True))
+    assert (other.limit(K), other.stop_below) == (K, 0.0)
+
+
+@pytest.mark.parametrize("token", [0.02, 0.15, 0.5])
+@pytest.mark.parametrize("steps", [CPU, GPU], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("make", [confident_trace, lambda tokens, seed: confident_trace(tokens, seed, sure=0.7)])
+def test_a_sequential_drafter_gets_nearly_the_best_fixed_length(make, steps, token):
+    """Whatever a token takes, and never slower than plain decoding."""
+    recorded = evolve(make(512, seed=4), sequential=True)
+    costs = fixed_curve(steps, {"s": [token * n for n in range(1, 17)]})
+    best = max(replay(FixedPolicy(k), recorded, costs).speed for k in range(K + 1))
+    found = replay(CostAwarePolicy(lambda: costs), recorded, costs)
+    assert found.speed >= max(0.95 * best, NO_REGRET)
 
 
 def taught(steps, confidences, rights):

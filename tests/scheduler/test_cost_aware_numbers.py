@@ -235,7 +235,7 @@ def worths(worth, context, ladder):
 
 @pytest.mark.parametrize(("was_right", "curiosity"), [(False, 0.0), (True, 0.6)])
 def test_worth_moves_toward_what_proposals_were_worth(was_right, curiosity):
-    """By 0.4; lengths that were not asked for keep their lead, with a part of the last step where all was right."""
+    """By 0.2; lengths that were not asked for keep their lead, with a part of the last step where all was right."""
     ladder = (1, 2, 4, 8)
     worth = _Worth(ladder, fixed_curve([1.0] * 9))
     before = [sum(0.6**i for i in range(1, k + 1)) for k in ladder]
@@ -243,7 +243,7 @@ def test_worth_moves_toward_what_proposals_were_worth(was_right, curiosity):
     worth.add(1, 2, [0.9, 1.7], was_right=was_right)
     moves = [0.9 - before[0], 1.7 - before[1], *[1.7 - before[1] + curiosity * 0.8] * 2]
     assert worths(worth, 1, ladder) == pytest.approx(
-        [b + 0.4 * move for b, move in zip(before, moves, strict=True)], abs=1e-5
+        [b + 0.2 * move for b, move in zip(before, moves, strict=True)], abs=1e-5
     )
     assert worths(worth, 2, ladder) == pytest.approx([sum(0.9**i for i in range(1, k + 1)) for k in ladder], abs=1e-5)
 
@@ -254,7 +254,7 @@ def test_a_short_proposal_is_worth_as_much_at_every_length_asked():
     worth = _Worth(ladder, fixed_curve([1.0] * 9))
     before = worths(worth, 0, ladder)
     worth.add(0, 8, [0.4], was_right=False)
-    assert worths(worth, 0, ladder) == pytest.approx([b + 0.4 * (0.4 - b) for b in before], abs=1e-5)
+    assert worths(worth, 0, ladder) == pytest.approx([b + 0.2 * (0.4 - b) for b in before], abs=1e-5)
 
 
 def test_at_first_a_length_is_worth_what_its_best_cut_is():
@@ -279,8 +279,8 @@ def test_an_empty_purse_is_filled_up_by_what_it_kept_from_being_checked():
 
 
 def test_longer_proposals_are_tried_where_short_ones_were_right():
-    """A second token at 0.45 would not be worth it, had the only one asked for not been right."""
-    width = started(flat(0.0), draft=[0.3, 0.75, *[9.0] * 14])
+    """A second token at 0.4 would not be worth it, had the only one asked for not been right."""
+    width = started(flat(0.0), draft=[0.3, 0.7, *[9.0] * 14])
     asked = []
     for room, chosen in ((1, [1]), (K, [1, 2]), (K, [1])):  # then the last proposal was right in part, as at first
         asked.append(width.limit(room))

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from power_core.drafter import DraftRequest, HiddenRows, Proposal
+from power_core.drafter import DrafterRequirements, DraftRequest, HiddenRows, Proposal
 from power_core.errors import CapabilityError, DrafterError
 from power_core.scheduler import drafting
 from power_core.scheduler.backlog import BacklogSession
@@ -167,9 +167,10 @@ def test_telling_of_a_backlog_is_timed(monkeypatch):
 def test_what_a_draft_needs_is_as_declared():
     """Nothing, where nothing is said."""
     plain = OpenDraft("mine", Session())
-    assert (plain.owner, plain.wants_rows, plain.fixed_shape) == ("", False, False)
-    reader = OpenDraft("mine", Session(), owner="p 1.0", wants_rows=True, fixed_shape=True)
-    assert (reader.owner, reader.wants_rows, reader.fixed_shape) == ("p 1.0", True, True)
+    assert (plain.owner, plain.needs) == ("", DrafterRequirements())
+    needs = DrafterRequirements(hidden_layers=(2,), fixed_shape=True)
+    reader = OpenDraft("mine", Session(), needs, owner="p 1.0")
+    assert (reader.owner, reader.needs) == ("p 1.0", needs)
 
 
 def test_a_strategy_is_opened_once():

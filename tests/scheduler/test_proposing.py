@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from power_core.drafter import DraftRequest, Proposal
+from power_core.drafter import DrafterRequirements, DraftRequest, Proposal
 from power_core.errors import DrafterError
 from power_core.scheduler import proposing
 from power_core.scheduler.costs import CostModel
@@ -31,6 +31,8 @@ class Session:
 
 class Width:
     """Keeps the first *kept* tokens of a proposal, and remembers what it was shown."""
+
+    stop_below = 0.25
 
     def __init__(self, kept=8, chances=()):
         self.kept, self.chances, self.shown = kept, chances, None
@@ -68,8 +70,8 @@ def test_each_drafter_is_asked_once_for_all_that_want_a_proposal_of_it():
     second = OpenDraft("b", Session({1: Proposal([7])}))
     members = [make(first, 0), make(second, 1), make(first, 2, limit=0), make(first, 3, limit=2), make(None, 4)]
     assert propose(members) == []
-    assert first.session.asked == [[DraftRequest(0, 3, 4), DraftRequest(3, 6, 2)]]
-    assert second.session.asked == [[DraftRequest(1, 4, 4)]]
+    assert first.session.asked == [[DraftRequest(0, 3, 4, 0.25), DraftRequest(3, 6, 2, 0.25)]]
+    assert second.session.asked == [[DraftRequest(1, 4, 4, 0.25)]]
     assert [member.proposal for member in members] == [[9], [7], [], [8], []]
 
 
@@ -123,6 +125,17 @@ def test_the_time_of_a_batch_is_shared_out_and_that_of_a_failure_forgotten(monke
         assert (costs.curve.draft("a", 4), costs.curve.draft("a", 2)) == (3.5, 3.5)
 
 
+def test_a_sequential_drafter_took_the_time_of_what_it_proposed(monkeypatch):
+    """Asked for four tokens it stopped after two; what is beyond those asked for was no use either."""
+    ticks = iter([0.0, 3.0, 3.0, 8.0])
+    monkeypatch.setattr(proposing, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    costs = make_costs()
+    for answer in (Proposal([5, 6]), Proposal([5, 6, 7, 8, 9])):
+        draft = OpenDraft("a", Session({0: answer}), DrafterRequirements(sequential=True))
+        proposing.propose([make(draft, 0, limit=4)], room=9, costs=costs, vocab_size=VOCAB)
+    assert (costs.curve.draft("a", 2), costs.curve.draft("a", 4)) == (3.0, 5.0)
+
+
 def test_a_drafter_that_cannot_be_told_is_not_asked(monkeypatch):
     """Those of its other members still are, and nobody where all have failed."""
     error = DrafterError("no", who="strategy 'a'")
@@ -134,7 +147,7 @@ def test_a_drafter_that_cannot_be_told_is_not_asked(monkeypatch):
     assert [member.proposal for member in members] == [[5], []]
     failing.add(0)
     assert propose(members) == [(members[0], error), (members[1], error)]
-    assert draft.session.asked == [[DraftRequest(0, 3, 4)]]
+    assert draft.session.asked == [[DraftRequest(0, 3, 4, 0.25)]]
 
 
 @pytest.mark.parametrize("room", [0, -1])

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from power_core.drafter import DrafterRequirements
 from power_core.errors import BackendError
 from power_core.scheduler.sequence import Clock, Member
 from power_core.target import RowBatch
@@ -284,10 +285,12 @@ class DraftSession:
         self.told.append(("restore", seq, retained))
 
 
-def drafted(*, wants_rows=True):
+def drafted(*, layers=(1,)):
     """A sequence with a draft, and the draft."""
     session = DraftSession()
-    draft = SimpleNamespace(session=session, wants_rows=wants_rows, call=lambda call, *args: call(*args))
+    draft = SimpleNamespace(
+        session=session, needs=DrafterRequirements(hidden_layers=layers), call=lambda call, *args: call(*args)
+    )
     sequence = make_sequence((1, 2, 3))
     sequence.seq = 6
     sequence.bind(Session(), draft)
@@ -317,7 +320,7 @@ def test_a_draft_is_told_of_tokens_and_of_rows_where_it_reads_them():
     committed(sequence, base=0, n=2, start=5)
     committed(sequence, base=2, n=3, start=4, chosen=(7, 8))
     assert session.told == [(6, [], (5, 2, 0)), (6, [7, 8], (4, 3, 2))]
-    sequence, session = drafted(wants_rows=False)
+    sequence, session = drafted(layers=())
     committed(sequence, base=0, n=2)
     committed(sequence, base=2, n=3, chosen=(7, 8))
     assert session.told == [(6, [7, 8], None)]

@@ -1,6 +1,7 @@
 """Traces, their replay, and `power simulate`."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -103,6 +104,24 @@ def test_what_takes_no_time_is_as_fast_as_plain_decoding():
 def test_a_round_that_asks_for_nothing_costs_a_plain_step():
     result = replay(FixedPolicy(0), trace((300, 2)), curve(draft=0.5))
     assert (result.cost, result.rounds, result.asked, result.lengths) == (300.0, 300, 0, {0: 300})
+
+
+def test_a_sequential_drafter_is_paid_for_what_it_proposes():
+    """It stops with the first token at which the product of its confidences is below what the policy says."""
+
+    class Stopping(FixedPolicy):
+        def begin(self, shape):
+            assert shape.sequential
+            return SimpleNamespace(
+                limit=lambda room: room, trim=lambda ids, _confidences: len(ids), feedback=lambda _round: None,
+                stop_below=0.5,
+            )  # fmt: skip
+
+    point, costs = TracePoint(3, 3, (0.9, 0.5, 0.9)), fixed_curve([1.0] * 8, {"s": [0.5, 1.0, 2.0]})
+    recorded = Trace("s", 3, [point] * 4, sequential=True)
+    result = replay(Stopping(), recorded, costs)
+    assert (result.rounds, result.drafted) == (2, 2)
+    assert result.cost == pytest.approx(1 + 1.0 + 1)
 
 
 @pytest.mark.parametrize("recorded", [trace((3, 1), (3, 2), (2, 0)), trace((9, 8))])

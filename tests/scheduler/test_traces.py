@@ -28,7 +28,7 @@ def test_traces_survive_writing_and_reading(tmp_path):
     traces = [
         Trace("s", 4, [TracePoint(3, 2, (0.5, 0.25, 0.125)), TracePoint(0, 0)], "w"),
         trace((300, 1)),
-        Trace("", 0),
+        Trace("", 0, sequential=True),
     ]
     write_traces(tmp_path / "t", traces)
     assert read_traces(tmp_path / "t") == traces
@@ -39,7 +39,7 @@ def test_a_file_has_the_documented_form(tmp_path):
     points = [TracePoint(2, 1, (0.123456, 1.0)), TracePoint(0, 0)]
     write_traces(tmp_path / "t", [Trace("s", 4, points, "w")])
     assert [json.loads(line) for line in (tmp_path / "t").read_text().splitlines()] == [
-        {**HEAD, "workload": "w"}, a_round(0, 2, 1, confidences=[0.1235, 1.0]), a_round(1, 0, 0)
+        {**HEAD, "sequential": False, "workload": "w"}, a_round(0, 2, 1, confidences=[0.1235, 1.0]), a_round(1, 0, 0)
     ]  # fmt: skip
 
 

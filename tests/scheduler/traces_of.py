@@ -47,13 +47,13 @@ def chance_trace(tokens: int, chance: float, seed: int, k: int = K) -> Trace:
     return Trace("s", k, points)
 
 
-def confident_trace(tokens: int, seed: int, k: int = K) -> Trace:
-    """Half of the positions are sure and right 19 times in 20, the others unsure and right one time in four."""
+def confident_trace(tokens: int, seed: int, k: int = K, sure: float = 0.95) -> Trace:
+    """Half of the positions are *sure*, the others unsure and right one time in four."""
     rng = random.Random(seed)
     points = []
     for position in range(tokens):
         most = min(k, tokens - position)
-        confidences = tuple(rng.choice((0.95, 0.25)) for _ in range(most))
+        confidences = tuple(rng.choice((sure, 0.25)) for _ in range(most))
         right = 0
         while right < most and rng.random() < confidences[right]:
             right += 1

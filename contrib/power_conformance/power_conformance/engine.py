@@ -25,8 +25,7 @@ def step_loop(
     """A step loop over *session* whose only strategy is *drafter*; closed in the end."""
 
     def opened(name: str) -> OpenDraft:
-        wants_rows = bool(drafter.requirements().hidden_layers)
-        return OpenDraft(name, drafter.open(model, session), owner=name, wants_rows=wants_rows)
+        return OpenDraft(name, drafter.open(model, session), drafter.requirements(), owner=name)
 
     loop = StepLoop(
         session, model.tokenizer, open_strategy=opened, default_strategy=STRATEGY, draft_max=draft_max, prefill_chunk=8

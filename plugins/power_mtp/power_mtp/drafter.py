@@ -41,7 +41,7 @@ class MtpDrafter:
         if self._layers == (NEXTN_STATE,):
             needed.add(Capability.NEXTN)
         kind = KIND if self._artifact is not None else None
-        return DrafterRequirements(frozenset(needed), artifact_kind=kind, hidden_layers=self._layers)
+        return DrafterRequirements(frozenset(needed), artifact_kind=kind, hidden_layers=self._layers, sequential=True)
 
     def open(self, model: TargetModel, session: TargetSession) -> DraftSession:
         executor = self._open_native(session) if self._is_native else self._open_torch(model, session)

@@ -54,6 +54,7 @@ class _Draft:
 
     request: DraftRequest
     limit: int
+    chance: float = 1.0  # that all tokens so far are accepted, by the head's own account
     token_ids: list[TokenId] = field(factory=list)
     confidences: list[float] = field(factory=list)
 
@@ -182,7 +183,8 @@ class MtpSession:
         ids = self._executor.ids
         draft.token_ids.append(choice.row if ids is None else int(ids[choice.row]))
         draft.confidences.append(choice.p0)
-        return len(draft.token_ids) < draft.limit
+        draft.chance *= choice.p0
+        return len(draft.token_ids) < draft.limit and draft.chance >= draft.request.stop_below
 
     def _get(self, seq: SeqId) -> _Sequence:
         if seq not in self._sequences:

@@ -114,6 +114,25 @@ def test_rounds_keep_the_context_of_committed_rows(steps: list[tuple[int, int, b
     assert ask(session, tokens).token_ids == expected(tokens, 0, 5)
 
 
+@pytest.mark.parametrize("part", [0.0, 0.4, 1.0])
+def test_a_draft_ends_with_the_token_that_makes_it_too_unlikely(part: float) -> None:
+    """It is the beginning of the draft that would not stop; the head computes no further row."""
+    executor = head()
+    session = session_of(executor)
+    tokens = prefilled(session, 40)
+    mark = session.checkpoint(0)
+    (whole,) = session.propose([DraftRequest(0, tokens[-1], 6)])
+    session.restore(0, mark)
+    chances = np.cumprod(whole.confidences or ())
+    stop_below = float(chances[0] + part * (chances[3] - chances[0])) * (1 + 1e-9)
+    count = 1 + sum(chance >= stop_below for chance in chances)
+    executor.calls.clear()
+    stopped = session.propose([DraftRequest(0, tokens[-1], 6, stop_below)])[0]
+    assert stopped.token_ids == whole.token_ids[:count]
+    assert stopped.confidences == (whole.confidences or [])[:count]
+    assert sum(name == "step" for name, _ in executor.calls) == count - 1
+
+
 def test_an_undone_prompt_chunk_leaves_nothing_behind() -> None:
     """A step of prefill that was restored, its rows already evaluated, comes again."""
     session = session_of(head())
