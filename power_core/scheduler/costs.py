@@ -77,8 +77,8 @@ class CostCurve:
             tokens: Most that it is asked for.
             rate: Tokens that a unit of time brings otherwise.
 
-        >>> CostCurve(0, (0.0, 1.0), 0.1, {"mtp": (0.0, 0.2, 0.4, 0.6)}).stop_below("mtp", 3)
-        0.4
+        >>> CostCurve(0, (0.0, 1.0), 0.25, {"mtp": (0.0, 0.25, 0.375, 0.5)}).stop_below("mtp", 3)
+        0.5
         """
         if tokens < 2:
             return 0.0
