@@ -1,7 +1,6 @@
-"""Traces, their replay, and `power simulate`."""
+"""The replay of traces, cost curves, and `power simulate`."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -106,22 +105,27 @@ def test_a_round_that_asks_for_nothing_costs_a_plain_step():
     assert (result.cost, result.rounds, result.asked, result.lengths) == (300.0, 300, 0, {0: 300})
 
 
-def test_a_sequential_drafter_is_paid_for_what_it_proposes():
-    """It stops with the first token at which the product of its confidences is below what the policy says."""
-
-    class Stopping(FixedPolicy):
-        def begin(self, shape):
-            assert shape.sequential
-            return SimpleNamespace(
-                limit=lambda room: room, trim=lambda ids, _confidences: len(ids), feedback=lambda _round: None,
-                stop_below=0.5,
-            )  # fmt: skip
-
-    point, costs = TracePoint(3, 3, (0.9, 0.5, 0.9)), fixed_curve([1.0] * 8, {"s": [0.5, 1.0, 2.0]})
-    recorded = Trace("s", 3, [point] * 4, sequential=True)
-    result = replay(Stopping(), recorded, costs)
-    assert (result.rounds, result.drafted) == (2, 2)
-    assert result.cost == pytest.approx(1 + 1.0 + 1)
+@pytest.mark.parametrize(
+    ("confidences", "asked", "stop_below", "proposed"),
+    [
+        ((0.5, 0.5, 0.5), 3, 0.6, 1),
+        ((0.5, 0.5, 0.5), 3, 0.5, 2),
+        ((0.5, 0.5, 0.5), 3, 0.25, 3),
+        ((0.5, 0.5, 0.5), 3, 0.0, 3),
+        ((0.5, 0.5, 0.5), 2, 0.25, 2),
+        ((0.5, 0.5, 0.5), 0, 0.6, 0),
+        (None, 3, 0.6, 3),
+    ],
+)
+def test_a_sequential_drafter_stops_itself_and_is_paid_for_what_it_proposed(confidences, asked, stop_below, proposed):
+    """With the first token at which the product of its confidences is below what the policy says."""
+    points = [TracePoint(3, 0, confidences), *[TracePoint(0, 0)] * 4]
+    watcher, costs = Watcher([asked, *[0] * 4], [proposed, *[0] * 4]), fixed_curve([1.0] * 8, {"s": [0.25, 0.5, 0.75]})
+    watcher.stop_below = stop_below
+    result = replay(watcher, Trace("s", 3, points, sequential=True), costs)
+    assert watcher.shape.sequential
+    assert watcher.seen[0][1] == ["wrong"] * proposed
+    assert (result.cost, result.asked) == (5.0 + 0.25 * proposed, proposed > 0)
 
 
 @pytest.mark.parametrize("recorded", [trace((3, 1), (3, 2), (2, 0)), trace((9, 8))])
