@@ -142,6 +142,25 @@ def test_drafters_bound_to_the_model_draft_for_it_with_an_adapter(
     assert any("its drafter was not bound to" in warning for warning in result.receipt["body"]["warnings"])
 
 
+def test_what_is_admitted_with_an_adapter_drafts_without_it(
+    folder: Path, opened: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A drafter is bound to the model's file: its manifest names no adapter, and reads back."""
+    pytest.importorskip("power_dflash")
+    monkeypatch.setenv("POWER_ARTIFACTS_DIR", str(tmp_path / "admitted"))
+    file = tiny_dflash(tmp_path / "d.gguf")
+    section = {"lora": [{"file": str(folder / "one.gguf")}]}
+    with Runtime(PowerConfig(sections={"llamacpp": section})) as runtime:
+        target, contracts = runtime.load_target(folder / "m.gguf"), installed_contracts(runtime.registry)
+        admit(file, name="d", target=target, provenance=Provenance("a test", "1", "CC0"), contracts=contracts)
+        target.close()
+    assert "adapters" not in (tmp_path / "admitted" / "d" / "manifest.json").read_text()
+    engine = opened(folder / "m.gguf", spec="dflash", draft_max=5)
+    result = engine.complete(STORY, max_tokens=8)
+    assert result.counts.drafted > 0
+    assert result.receipt["body"]["artifacts"][0]["name"] == "d"
+
+
 def test_a_models_own_prediction_layer_drafts_with_its_adapter(opened: Open, tmp_path: Path) -> None:
     """The draft context is one of the adapted model's, whose output matrix is changed, too."""
     pytest.importorskip("power_mtp")
