@@ -45,6 +45,7 @@ _CURIOSITY = 0.6  # of a step's worth is expected of the next one
 _PROBE_EXTRA = 1.5
 _REACH_STEP = 0.2
 _FIRST_WAIT, _LONGEST_WAIT = 2, 12  # tokens between probes; the purse may make it longer
+_WRONG_ROUNDS, _FREE_WAIT = 12, 3  # so often wrong in a row, a free drafter is left alone for a token more, up to 3
 _IDLE_ROUNDS = 8  # without a token checked, before a request is said to decode plainly
 
 
@@ -115,7 +116,8 @@ class CostAwareWidth:
         self.chances: Sequence[float] = ()
         self.stop_below = 0.0
         self._reach = 2.0  # tokens that a sequential drafter gets to before it stops
-        self._since_probe = 0  # tokens
+        self._wrong = 0  # proposals in a row whose first token was
+        self._since_ask = self._since_probe = 0  # tokens
         self._probe_wait = _FIRST_WAIT
         # Of the round in progress; taken up by `feedback` only.
         self._asked = 0
@@ -153,7 +155,7 @@ class CostAwareWidth:
         if costs is None:  # what asking costs can only be told beside a plain step
             return longest if beside or not self._policy.needs_plain_step else 0
         if costs[min(longest, len(costs) - 1)] <= self._policy.free:
-            return longest
+            return longest if self._since_ask >= min(self._wrong // _WRONG_ROUNDS, _FREE_WAIT) else 0
         if self._shape.sequential:
             self.stop_below = self._curve.stop_below(self._shape.strategy, longest, self._rate.value)
             costs = costs[: 1 + max(round(self._reach), 1)]
@@ -233,9 +235,12 @@ class CostAwareWidth:
         if self._wanted:
             self._forgone.watch(self._ids[: self._wanted], self._curve.step(1 + self._wanted))
         self._purse = min(purse + self._forgone.follow(outcome.chosen), _PURSE_MOST)
+        self._since_ask += tokens
         self._since_probe += tokens
         if self._asked:
             self._asks += 1
+            self._since_ask = 0
+            self._wrong = 0 if right else self._wrong + bool(self._ids)
             self._reach += _REACH_STEP * (drafted - self._reach)
             self._worth.add(self._context, self._asked, self._values, was_right=0 < len(self._ids) == right)
         if self._is_probe:

@@ -80,6 +80,30 @@ def test_a_drafter_that_is_never_right_is_left_alone():
     assert result.drafted <= 3
 
 
+def test_a_free_drafter_is_asked_every_fourth_token_once_it_is_no_use():
+    """Even a look that costs nothing takes the step some time; one right token, and it is asked each round again."""
+    costs, asked = curve(), []
+    width = CostAwarePolicy(lambda: costs).begin(DraftShape(K, strategy="s"))
+    for round_ in range(120):
+        asked.append(bool(width.limit(K)))
+        ids = [7 if round_ < 100 else 1] * K if asked[-1] else []
+        kept = width.trim(ids, None)
+        width.feedback(Round(kept, kept if round_ >= 100 else 0, [1] * (kept if round_ >= 100 else 0) + [1]))
+    counts = [sum(asked[first : first + 20]) for first in (0, 20, 40, 60, 80)]
+    assert counts == sorted(counts, reverse=True)
+    assert (counts[0], counts[-1]) == (16, 5)
+    assert asked[104:] == [True] * 16
+
+
+def test_nothing_to_propose_is_no_wrong_proposal():
+    """A lookup that finds nothing for long finds all the more once the text repeats itself."""
+    width = CostAwarePolicy(curve).begin(DraftShape(K, strategy="s"))
+    for _ in range(60):
+        assert width.limit(K) == K
+        width.trim([], None)
+        width.feedback(Round(0, 0, [1]))
+
+
 def test_an_expensive_drafter_is_asked_seldom_once_it_is_no_use():
     assert run(trace((256, 0)), draft=BLOCK).asked <= 8
 
