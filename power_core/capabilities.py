@@ -17,7 +17,7 @@ from attrs import frozen
 
 from power_core.errors import CapabilityError, NameTakenError, PluginError
 from power_core.hookspecs import ArtifactSource, ModelSource
-from power_core.names import NAME_RULE, is_name
+from power_core.names import NAME_RULE, is_name, one_of
 from power_core.types import AUTO, OFF
 
 __all__ = ["AUTO", "CORE_COMMANDS", "FIXTURE_KINDS", "OFF", "Registration", "Registry", "Table"]
@@ -89,7 +89,7 @@ class Table(Generic[T]):
         raise CapabilityError(
             f"no installed plugin provides the {self.kind} {name!r}",
             got=name,
-            expected="one of " + (", ".join(sorted(self._items)) or "none installed"),
+            expected=one_of(self._items),
             fix=hint + "`power plugins` shows what is installed and what failed to load",
         )
 
@@ -143,7 +143,7 @@ class Registry:
             raise CapabilityError(
                 f"strategy {name!r} is reserved: {RESERVED[name]}",
                 got=name,
-                expected="one of " + ", ".join(self.strategies.names()),
+                expected=one_of(self.strategies.names()),
                 fix="choose an installed strategy or 'off'",
             )
         return self.strategies.get(name)

@@ -6,7 +6,7 @@ import json
 import os
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ import platformdirs
 from power_core.errors import ArtifactError, CapabilityError, ConfigError
 from power_core.hookspecs import ModelSource
 from power_core.locks import locked
-from power_core.names import NAME_RULE, is_name
+from power_core.names import NAME_RULE, is_name, one_of
 
 if TYPE_CHECKING:  # models are listed without numpy, which it needs
     from power_core.target import TargetBackend
@@ -43,7 +43,9 @@ def added_models() -> dict[str, ModelSource]:
     }
 
 
-def add_model(name: str, path: str | Path, taken: Mapping[str, str], backends: Mapping[str, TargetBackend]) -> Path:
+def add_model(
+    name: str, path: str | Path, taken: Mapping[str, str], backends: Iterable[tuple[str, TargetBackend]]
+) -> Path:
     """
     Record the file, or the folder, *path* as model *name*.
 
@@ -51,7 +53,7 @@ def add_model(name: str, path: str | Path, taken: Mapping[str, str], backends: M
         name: Keeps to `NAME_RULE`, and is free.
         path: What one of *backends* claims; it is not loaded.
         taken: Names plugins registered -> their owner.
-        backends: Target backends by name.
+        backends: Names and target backends; none is made after one that claims the file.
 
     Returns:
         The absolute path that was recorded.
@@ -64,10 +66,14 @@ def add_model(name: str, path: str | Path, taken: Mapping[str, str], backends: M
     if not is_name(name):
         raise ConfigError(f"{name!r:.120} is no model name", who="models", got=name, expected=NAME_RULE)
     file = _existing(path)
-    if not any(backend.claims(file) for backend in backends.values()):
-        names = ", ".join(backends) or "none is installed"
+    asked = []
+    for backend_name, backend in backends:
+        if backend.claims(file):
+            break
+        asked.append(backend_name)
+    else:
         raise CapabilityError(
-            f"no target backend knows this format; asked: {names}",
+            f"no target backend knows this format; asked: {', '.join(asked) or 'none is installed'}",
             who="models",
             where=str(file),
             got=path,
@@ -94,10 +100,10 @@ def remove_model(name: str) -> None:
     with _changing() as known:
         if name not in known:
             raise ConfigError(
-                f"no model {name!r:.120} was added",
+                f"no model {name!r:.120} was added" + ("" if known else ", nor any other"),
                 who="models",
                 got=name,
-                expected="one of " + (", ".join(sorted(known)) or "none, nothing was added"),
+                expected=one_of(known),
             )
         del known[name]
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
-__all__ = ["NAME_RULE", "is_name"]
+__all__ = ["NAME_RULE", "is_name", "one_of"]
 
 NAME_RULE = "1 to 100 of a-z, A-Z, 0-9, '.', '_' and '-', the first a letter or digit"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -18,3 +19,14 @@ def is_name(name: str) -> bool:
     (True, False, False)
     """
     return _NAME.fullmatch(name) is not None
+
+
+def one_of(names: Iterable[str]) -> str | None:
+    """
+    What was expected in place of a name that nothing has: one of *names*, or nothing to say where there are none.
+
+    >>> one_of({"b", "a"})
+    'one of a, b'
+    """
+    listed = ", ".join(sorted(names))
+    return f"one of {listed}" if listed else None

@@ -19,6 +19,7 @@ from power_core.hookspecs import ModelSource
 from power_core.host import apply_host, host_facts
 from power_core.log import log_quietly
 from power_core.models import added_models
+from power_core.names import one_of
 from power_core.plugins import PluginSet, load_plugins
 from power_core.scheduler.admission import AdmissionController, Deadline
 from power_core.scheduler.chains import chain_names
@@ -287,7 +288,7 @@ class Runtime:
                 f"no model and no file is named {model!r}",
                 who="open",
                 got=model,
-                expected="one of " + (", ".join(sorted(models)) or "none registered"),
+                expected=one_of(models),
                 fix="see `power models`, or add a file with `power models add NAME PATH`",
             )
         return path.stem, path

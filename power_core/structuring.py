@@ -13,6 +13,7 @@ import attrs
 import cattrs
 
 from power_core.errors import ConfigError
+from power_core.names import one_of
 
 __all__ = ["structured", "type_name", "unknown_name"]
 
@@ -57,7 +58,7 @@ def unknown_name(what: str, name: str, known: Iterable[str], where: str | None) 
         who="config",
         where=where,
         got=name,
-        expected="one of " + ", ".join(sorted(known)),
+        expected=one_of(known),
         fix=f"did you mean {near[0]!r}?" if near else None,
     )
 

@@ -13,6 +13,7 @@ from power_core.artifacts import store
 from power_core.artifacts.contract import ArtifactManifest
 from power_core.artifacts.manifest import read_manifest
 from power_core.errors import ArtifactError, CapabilityError, PluginError, PowerError
+from power_core.names import one_of
 from power_core.types import TargetIdentity
 
 if TYPE_CHECKING:
@@ -94,13 +95,12 @@ def find(entries: Iterable[ArtifactEntry], name: str, *, where: str | None = Non
     found = next((entry for entry in entries if entry.name == name), None)
     if found is not None:
         return found
-    names = ", ".join(sorted({entry.name for entry in entries}))
     raise CapabilityError(
         f"no artifact is named {name!r:.120}",
         who="artifacts",
         where=where,
         got=name,
-        expected=f"one of {names}" if names else None,
+        expected=one_of({entry.name for entry in entries}),
         fix="see `power artifacts list`, or admit a file with `power artifacts admit`",
     )
 

@@ -12,7 +12,7 @@ import platformdirs
 from power_core.artifacts.manifest import MANIFEST_FILE, checked_name
 from power_core.artifacts.staging import hidden_folder, sweep
 from power_core.errors import ArtifactError
-from power_core.names import is_name
+from power_core.names import is_name, one_of
 
 __all__ = ["admitted", "artifacts_dir", "remove", "staged"]
 
@@ -92,10 +92,10 @@ def remove(name: str) -> None:
     known = admitted()
     if name not in known:
         raise ArtifactError(
-            f"no artifact {name!r} was admitted",
+            f"no artifact {name!r} was admitted" + ("" if known else ", nor any other"),
             who="artifacts",
             got=name,
-            expected="one of " + (", ".join(known) or "none, nothing was admitted"),
+            expected=one_of(known),
         )
     try:
         if folder.is_symlink():  # somebody else's folder: only the link is ours

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import io
@@ -122,7 +123,8 @@ def _explain(exc: Exception) -> int:
 
 
 def _complain(message: str) -> int:
-    click.echo(shown(" ".join(message.split())), err=True)
+    with contextlib.suppress(OSError):  # a full disk, or nobody reads it: the exit code still says so
+        click.echo(shown(" ".join(message.split())), err=True)
     return EXIT_BAD_INPUT
 
 

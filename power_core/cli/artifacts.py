@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from power_core.cli.options import json_option
-from power_core.cli.output import print_json, print_table
+from power_core.cli.output import print_json, print_table, refuse_shipped
 from power_core.cli.state import State
 from power_core.errors import PowerError
 from power_core.names import NAME_RULE, is_name
@@ -156,10 +156,12 @@ def verify(ctx: click.Context, name: str | None, as_json: bool) -> None:
 @artifacts.command()
 @click.argument("name")
 @json_option
-def remove(name: str, as_json: bool) -> None:
+@click.pass_obj
+def remove(state: State, name: str, as_json: bool) -> None:
     """Delete the copy of the artifact NAME that was admitted."""
     from power_core.artifacts import store
 
+    refuse_shipped(state.plugins.registry.artifacts, name, store.admitted())
     store.remove(name)
     if as_json:
         print_json({"removed": name})

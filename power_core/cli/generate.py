@@ -20,17 +20,14 @@ from power_core.cli.state import EXIT_INTERRUPTED, State
 from power_core.types import FinishReason, TokenId
 
 if TYPE_CHECKING:
+    from power_core.capabilities import Registry
+    from power_core.config import PowerConfig
     from power_core.request import Result
     from power_core.scheduler.admission import Deadline
     from power_core.scheduler.stats import EngineStats
     from power_core.target import TargetModel
 
 __all__ = ["generate"]
-
-_NOWHERE_TO_KEEP = (
-    "--prompt-cache-key: nothing outlives this command without a prompt_cache_dir, in power.toml or "
-    "POWER_PROMPT_CACHE_DIR; see docs/prompt-cache.md"
-)
 
 
 def _biases(_ctx: click.Context, option: click.Parameter, values: Sequence[str]) -> dict[TokenId, float]:
@@ -99,10 +96,13 @@ def generate(
     started = time.monotonic()
     if receipt is not None:
         _check_writable(receipt)
+    elif logprobs is not None and not as_json:
+        raise click.UsageError("--logprobs: only the document of --json has them, and the receipt their digest")
     with state.runtime(flags) as runtime:
         config = runtime.config
-        if prompt_cache_key is not None and config.prompt_cache_dir is None:
-            raise click.UsageError(_NOWHERE_TO_KEEP)
+        if prompt_cache_key is not None:
+            _check_kept(config)
+        _check_artifacts(config, runtime.registry)
         sampling = config.sampling(
             logit_bias=logit_bias,
             logprobs=logprobs,
@@ -136,6 +136,34 @@ def generate(
         click.echo(f"power: {damaged} files of kept prompts were damaged and are removed; the text is right", err=True)
     _report(result, stats=counted, trace=trace, receipt=receipt, as_json=as_json)
     ctx.exit(EXIT_INTERRUPTED if result.finish_reason is FinishReason.CANCELLED else 0)
+
+
+def _check_kept(config: PowerConfig) -> None:
+    """Refuse a key that can keep nothing: the process ends with the answer."""
+    if config.prompt_cache_dir is None:
+        raise click.UsageError(
+            "--prompt-cache-key: nothing outlives this command without a prompt_cache_dir, in power.toml or "
+            "POWER_PROMPT_CACHE_DIR; see docs/prompt-cache.md"
+        )
+    if config.prompt_cache_bytes == 0:
+        raise click.UsageError(f"--prompt-cache-key: {config.sources['prompt_cache_bytes']} is 0, so nothing is kept")
+
+
+def _check_artifacts(config: PowerConfig, registry: Registry) -> None:
+    """Refuse an artifact that was named here for a strategy, named here or not, that loads none of its kind."""
+    from power_core.artifacts.catalog import catalog, find
+    from power_core.capabilities import AUTO, OFF
+    from power_core.scheduler.chains import chain_names
+
+    if not config.spec_artifact or config.sources["spec_artifact"] != "--artifact" or config.spec_mode == AUTO:
+        return
+    members = () if config.spec_mode == OFF else chain_names(config.spec_mode)
+    kinds = {registry.strategy(name).options.get("artifact_kind") for name in members}
+    entries = catalog(registry)
+    for name in map(str.strip, config.spec_artifact.split(",")):
+        manifest = find(entries, name, where="--artifact").manifest
+        if manifest is not None and manifest.kind not in kinds:
+            raise click.UsageError(f"--artifact: {name} is of kind {manifest.kind}; {config.spec_mode} loads none such")
 
 
 def _deadline(seconds: float | None, started: float) -> Deadline | None:

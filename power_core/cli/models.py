@@ -9,7 +9,7 @@ import click
 
 from power_core import models as store
 from power_core.cli.options import json_option
-from power_core.cli.output import print_json, print_table
+from power_core.cli.output import print_json, print_table, refuse_shipped
 from power_core.cli.state import State
 from power_core.errors import PowerError
 from power_core.hookspecs import ModelSource
@@ -23,6 +23,7 @@ __all__ = ["models"]
 def models(ctx: click.Context, as_json: bool) -> None:
     """List models, or add and remove named ones."""
     if ctx.invoked_subcommand is not None:
+        ctx.default_map = {name: {"as_json": as_json} for name in models.commands}  # also `models --json add ...`
         return
     registry = ctx.ensure_object(State).plugins.registry
     known = [_entry(item.name, item.owner, item.value) for item in registry.models]
@@ -53,7 +54,7 @@ def add(state: State, name: str, path: Path, as_json: bool) -> None:
 
     registry, config = state.plugins.registry, state.config({})
     taken = {item.name: item.owner for item in registry.models}
-    backends = {item.name: make_configured(config, item) for item in registry.targets}
+    backends = ((item.name, make_configured(config, item)) for item in registry.targets)  # some are slow to import
     file = store.add_model(name, path, taken, backends)
     if as_json:
         print_json({"added": name, "path": str(file)})
@@ -64,8 +65,10 @@ def add(state: State, name: str, path: Path, as_json: bool) -> None:
 @models.command()
 @click.argument("name")
 @json_option
-def remove(name: str, as_json: bool) -> None:
+@click.pass_obj
+def remove(state: State, name: str, as_json: bool) -> None:
     """Forget the model NAME that was added; its file stays."""
+    refuse_shipped(state.plugins.registry.models, name, store.added_models())
     store.remove_model(name)
     if as_json:
         print_json({"removed": name})

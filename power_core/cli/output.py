@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from power_core.types import JSON
 
-__all__ = ["print_json", "print_table", "shown"]
+if TYPE_CHECKING:
+    from power_core.capabilities import Table
+
+__all__ = ["print_json", "print_table", "refuse_shipped", "shown"]
 
 
 def print_json(document: JSON) -> None:
@@ -35,3 +39,18 @@ def print_table(rows: Iterable[Sequence[str]]) -> None:
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row[:-1], widths[:-1], strict=True)]
         click.echo("  ".join([*cells, row[-1]]).rstrip())
+
+
+def refuse_shipped(shipped: Table[Any], name: str, own: Container[str]) -> None:
+    """
+    Say whose *name* is before it is removed, where a package brought it and the user has none of that name.
+
+    Raises:
+        click.UsageError: It is *shipped*, and not among the user's *own*.
+    """
+    if name in shipped and name not in own:
+        item = shipped.get(name)
+        package = item.owner.partition(" ")[0]
+        raise click.UsageError(
+            f"{shipped.kind} {name!r} is shipped by {item.owner}; `pip uninstall {package}` removes it"
+        )

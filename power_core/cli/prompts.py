@@ -33,7 +33,10 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
         return _decoded(os.fsencode(prompt), "PROMPT")  # bytes that are no text came as surrogates
     if prompt is None and sys.stdin.isatty():
         raise click.UsageError("no prompt; give one as an argument, with -f FILE, or on standard input")
-    return _decoded(sys.stdin.buffer.read(_MOST + 1), "standard input")
+    text = _decoded(sys.stdin.buffer.read(_MOST + 1), "standard input")
+    if prompt is None and not text:  # a pipe that broke, or none: an empty prompt is asked for with ""
+        raise click.UsageError("no prompt: standard input is empty; give one as an argument or with -f FILE")
+    return text
 
 
 def read_text(file: Path) -> str:

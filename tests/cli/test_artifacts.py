@@ -141,6 +141,16 @@ def test_choosing_among_several(power: Power, plugin: ToyPlugin, file: Path) -> 
     assert power("verify", "abc", "--spec", "head", "--artifact", "a", "--max-tokens", "4").exit_code == 0
 
 
+def test_an_artifact_that_nothing_loads_is_refused(power: Power, plugin: ToyPlugin, file: Path) -> None:
+    """Who names one for this command wants it used; one that is configured is for the strategies that do."""
+    assert power("artifacts", "admit", file, "--target", "toy", *SAID, "--name", "mine").exit_code == 0
+    for spec in ("random", "off"):
+        result = power("generate", "abc", "--spec", spec, "--artifact", "mine")
+        assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+        assert f"--artifact: mine is of kind toy-head; {spec} loads none such" in result.stderr
+        assert power("generate", "abc", "--spec", spec, env={"POWER_SPEC_ARTIFACT": "mine"}).exit_code == 0
+
+
 def test_a_drafter_of_another_kind_of_model(power: Power, plugin: ToyPlugin, tmp_path: Path) -> None:
     """What the target contradicts is said before anything is kept."""
     narrow = write_safetensors(tmp_path / "n.safetensors", {"head.weight": head()[:, :4].copy()})

@@ -125,7 +125,7 @@ def test_json_is_exactly_one_document(power: Power, args: tuple[str, ...]) -> No
         (("generate", "x", "--logit-bias", "5:1"), "not ID=V"),
         (("generate", "x", "--logit-bias", "99999=1"), "99999"),
         (("generate", "x", "--stop-id", "-1"), "-1"),
-        (("generate", "x", "--logprobs", "-1"), "logprobs"),
+        (("generate", "x", "--logprobs", "-1", "--json"), "logprobs is -1"),
         (("generate", "x", "--spec", "randon"), "did you mean 'random'?"),
         (("generate", "x", "--spec", "draft-model"), "reserved"),
         (("generate", "x", "--model", "tox"), "no model and no file is named 'tox'"),
@@ -141,7 +141,12 @@ def test_json_is_exactly_one_document(power: Power, args: tuple[str, ...]) -> No
         (("models", "add", "toy", "toy.scripted"), "already registered by"),
         (("models", "add", "a/b", "toy.scripted"), "is no model name"),
         (("models", "add", "mine", "none.gguf"), "no such file"),
-        (("models", "remove", "toy"), "no model 'toy' was added"),
+        (("models", "remove", "toy"), "model 'toy' is shipped by power_core.testing"),
+        (("models", "remove", "none"), "no model 'none' was added, nor any other\n"),
+        (("artifacts", "remove", "none"), "no artifact 'none' was admitted, nor any other\n"),
+        (("generate",), "no prompt: standard input is empty"),
+        (("verify",), "no prompt: standard input is empty"),
+        (("generate", "x", "--logprobs", "2"), "--logprobs: only the document of --json"),
         (("receipt", "verify", "none.json"), "does not exist"),
         (("receipt",), "power receipt: no command was named; see `power receipt --help`"),
         (("receipt", "verify", "/dev/zero"), "is a device, not a file"),
@@ -264,6 +269,14 @@ def test_a_full_disk_is_one_line() -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(WARY, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (2, "power: No space left on device\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_an_error_that_cannot_be_written_keeps_its_exit_code() -> None:
+    """Nobody reads the line, but a script sees bad input all the same, and no bug."""
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([*MODELS[:-2], "nonsense"], stdout=subprocess.PIPE, stderr=full, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (2, b"")
 
 
 @pytest.mark.parametrize("closed", [0, 1, 2])

@@ -97,6 +97,15 @@ def test_json_document_verifies(power: Power, tmp_path: Path) -> None:
     assert verified.body.drafter
 
 
+def test_log_probabilities_are_in_the_document_or_bound_by_the_receipt(power: Power, tmp_path: Path) -> None:
+    """Where neither is asked for they would cost time and be nowhere."""
+    with_them = ("generate", "abc", "--max-tokens", "3", "--logprobs", "2")
+    assert power(*with_them, "--receipt", "r.json").exit_code == 0
+    bound = verify_file(tmp_path / "r.json").body.output.logprobs_sha256
+    assert bound is not None
+    assert json.loads(power(*with_them, "--json").stdout)["receipt"]["body"]["output"]["logprobs_sha256"] == bound
+
+
 def test_receipt_file_verifies(power: Power, tmp_path: Path) -> None:
     """--receipt writes the receipt alone; it binds the same output as that of plain decoding does."""
     for spec in ("off", "random"):
@@ -194,6 +203,8 @@ def test_a_key_that_can_keep_nothing_is_refused(power: Power) -> None:
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
     assert "prompt_cache_dir" in result.stderr
     assert "POWER_PROMPT_CACHE_DIR" in result.stderr
+    none = {"POWER_PROMPT_CACHE_DIR": "kept", "POWER_PROMPT_CACHE_BYTES": "0"}
+    assert "POWER_PROMPT_CACHE_BYTES is 0" in power("generate", "abc", "--prompt-cache-key", "k", env=none).stderr
 
 
 def test_a_receipt_that_cannot_be_written_is_noticed_before_decoding(

@@ -126,6 +126,26 @@ def test_a_name_that_is_none_is_told_the_rule(power: Power, command: tuple[str, 
     assert NAME_RULE in result.stderr
 
 
+def test_json_of_the_group_is_that_of_its_commands(power: Power) -> None:
+    """`models --json add` means what `models add --json` means."""
+    assert json.loads(power("models", "--json", "add", "mine", "toy.scripted").stdout)["added"] == "mine"
+    assert json.loads(power("models", "--json", "remove", "mine").stdout) == {"removed": "mine"}
+    assert power("models", "add", "mine", "toy.scripted").stdout.startswith("added mine")
+
+
+def test_no_backend_is_made_that_is_not_asked(power: Power, toy: Any) -> None:
+    """Some take seconds to import: a file that is not there, or is the first one's, needs none of them."""
+
+    class Slow:
+        @hookimpl
+        def power_register_targets(self, register: Any) -> None:
+            register("slow", Mock(side_effect=AssertionError("made")))
+
+    toy.more = [inline_plugin("slow", Slow())]
+    assert "no such file" in power("models", "add", "mine", "none.scripted").stderr
+    assert power("models", "add", "mine", "toy.scripted").stdout.startswith("added mine")
+
+
 def test_a_folder_that_a_backend_claims_is_a_model(power: Power, tmp_path: Path) -> None:
     """Some models are folders: they are added and found as files are."""
     (tmp_path / "folder.scripted").mkdir()
@@ -135,7 +155,7 @@ def test_a_folder_that_a_backend_claims_is_a_model(power: Power, tmp_path: Path)
 
 def test_models_added_at_once_are_all_kept(toy: Any, tmp_path: Path) -> None:
     """Two that read the same record would each write it back without the other's."""
-    backends = {"scripted": ScriptedBackend()}
+    backends = [("scripted", ScriptedBackend())]
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda i: models.add_model(f"m{i}", tmp_path / "toy.scripted", {}, backends), range(16)))
     assert sorted(models.added_models()) == sorted(f"m{i}" for i in range(16))
