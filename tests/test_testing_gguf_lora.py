@@ -21,7 +21,7 @@ def test_same_arguments_same_bytes(tmp_path: Path) -> None:
 
 
 def test_pairs_have_the_rank_and_the_size_that_were_asked_for(tmp_path: Path) -> None:
-    """The change is as large as a random matrix of the target, for any rank and alpha; an embedding's pair is turned."""
+    """The change is as large as a random matrix of the target, for any rank and alpha; embeddings' pairs are turned."""
     for rank, alpha in ((4, 8.0), (16, 8.0), (16, 2.0)):
         shapes = {**TINY_LLAMA_SHAPES, "token_embd.weight": (320, 64)}
         file = GgufFile.open(tiny_lora(tmp_path / "a.gguf", shapes=shapes, rank=rank, alpha=alpha))
