@@ -8,7 +8,7 @@ from threading import Thread
 import numpy as np
 import pytest
 
-from power_core.drafter import Drafter, DraftRequest, HiddenRows
+from power_core.drafter import Drafter, DraftRequest, HiddenRows, Proposal
 from power_core.errors import BackendError, RequestError
 from power_core.request import GenerationRequest, SamplingSpec
 from power_core.target import ChatMessage, RowBatch, SessionOptions, TargetBackend
@@ -324,6 +324,20 @@ def test_a_restored_draft_repeats_its_round(draft):
     [ended] = draft.ended
     assert (ended.prompt, ended.committed) == ((1, 2), (3, 4))
     assert [record.max_tokens for record in draft.history] == [4, 4]
+
+
+@pytest.mark.parametrize(("stop_below", "count"), [(0.0, 3), (0.25, 3), (0.3, 2), (0.5, 2), (0.6, 1), (2.0, 1)])
+@pytest.mark.parametrize("sequential", [True, False])
+def test_a_sequential_draft_stops_where_it_is_told(sequential, stop_below, count):
+    """With the first token at which the product of confidences is below; one of another kind does not listen."""
+    drafter = ScriptedDrafter([[3, 4, 5]], confidences=0.5, sequential=sequential)
+    assert drafter.requirements().sequential is sequential
+    draft = drafter.open(None, None)
+    draft.begin(0, [1, 2])
+    draft.checkpoint(0)
+    [proposal] = draft.propose([DraftRequest(0, 2, 3, stop_below)])
+    kept = count if sequential else 3
+    assert proposal == Proposal([3, 4, 5][:kept], [0.5] * kept)
 
 
 def test_a_draft_that_never_ended_is_a_leak(draft):

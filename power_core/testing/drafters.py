@@ -67,6 +67,7 @@ class ScriptedDrafter:
         confidences: Put beside every proposed token, or None.
         hidden_layers: Target block outputs to require and read.
         fixed_shape: Claimed among the requirements.
+        sequential: Claimed among the requirements and kept to: proposals with confidences heed `stop_below`.
         faults: Where sessions, `requirements` and `open` fail on purpose.
 
     >>> from power_core.drafter import DraftRequest
@@ -85,23 +86,27 @@ class ScriptedDrafter:
         confidences: float | None = None,
         hidden_layers: Collection[int] = (),
         fixed_shape: bool = False,
+        sequential: bool = False,
         faults: Faults | None = None,
     ) -> None:
         self._propose = script if callable(script) else _from_script(script)
         self._confidence = confidences
         self._layers = tuple(hidden_layers)
         self._fixed_shape = fixed_shape
+        self._sequential = sequential
         self.faults = faults or Faults()
         self.sessions: list[ScriptedDraftSession] = []
 
     def requirements(self) -> DrafterRequirements:
         self.faults.enter("requirements")
         names = frozenset({str(Capability.HIDDEN_STATES)}) if self._layers else frozenset[str]()
-        return DrafterRequirements(capabilities=names, hidden_layers=self._layers, fixed_shape=self._fixed_shape)
+        return DrafterRequirements(
+            capabilities=names, hidden_layers=self._layers, fixed_shape=self._fixed_shape, sequential=self._sequential
+        )
 
     def open(self, model: TargetModel | None, session: TargetSession | None) -> ScriptedDraftSession:  # noqa: ARG002 - the protocol's
         self.faults.enter("open")
-        made = ScriptedDraftSession(self._answer, layers=self._layers, faults=self.faults)
+        made = ScriptedDraftSession(self._answer, layers=self._layers, sequential=self._sequential, faults=self.faults)
         self.sessions.append(made)
         return made
 

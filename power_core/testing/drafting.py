@@ -66,6 +66,7 @@ class ScriptedDraftSession(Strict):
     Args:
         propose: The function.
         layers: Target blocks whose states `observe` must bring; read as soon as they arrive.
+        sequential: Whether to heed `DraftRequest.stop_below`.
         faults: Where to fail on purpose. A failed `begin`, `propose` or `checkpoint` has no effect.
 
     Attributes:
@@ -74,13 +75,21 @@ class ScriptedDraftSession(Strict):
         is_closed: Whether `close` was called.
     """
 
-    def __init__(self, propose: Propose, *, layers: Collection[int] = (), faults: Faults | None = None) -> None:
+    def __init__(
+        self,
+        propose: Propose,
+        *,
+        layers: Collection[int] = (),
+        sequential: bool = False,
+        faults: Faults | None = None,
+    ) -> None:
         super().__init__(faults)
         self.history: list[DraftRecord] = []
         self.ended: list[EndedSequence] = []
         self.is_closed = False
         self._propose = propose
         self._layers = tuple(layers)
+        self._is_sequential = sequential
         self._drafts: dict[SeqId, _Draft] = {}
         self._begun = 0
 
@@ -116,7 +125,8 @@ class ScriptedDraftSession(Strict):
         last = draft.tokens[-1]
         self.require(request.anchor == last, f"{where} with anchor {request.anchor}, the last committed is {last}")
         self.require(request.max_tokens >= 1, f"{where} for {request.max_tokens} tokens")
-        return self._propose(draft.tokens, request.max_tokens, draft.rounds)
+        proposal = self._propose(draft.tokens, request.max_tokens, draft.rounds)
+        return _stopped(proposal, request.stop_below) if self._is_sequential else proposal
 
     @guarded
     def observe(self, seq: SeqId, committed: Sequence[TokenId], rows: HiddenRows | None) -> None:
@@ -189,3 +199,13 @@ class ScriptedDraftSession(Strict):
         self.require(not self.is_closed, "the draft session was used after close")
         self.require(seq in self._drafts, f"sequence {seq} has not begun")
         return self._drafts[seq]
+
+
+def _stopped(proposal: Proposal, stop_below: float) -> Proposal:
+    """*proposal* up to the first token at which the product of its confidences is below *stop_below*."""
+    chance = 1.0
+    for count, confidence in enumerate(proposal.confidences or (), 1):
+        chance *= confidence
+        if chance < stop_below:
+            return Proposal(proposal.token_ids[:count], (proposal.confidences or ())[:count])
+    return proposal

@@ -87,18 +87,18 @@ class DraftRun:
         rows = self.target.forward(batch, profile.prefill if is_prompt else profile.decode)
         return HiddenRows(cast("Rows", self.wrap_rows(rows)) if self.wrap_rows else rows, 0, len(tokens), position)
 
-    def request(self, seq: SeqId, limit: int) -> DraftRequest:
+    def request(self, seq: SeqId, limit: int, stop_below: float = 0.0) -> DraftRequest:
         """Ask for a proposal of at most *limit* tokens."""
-        return DraftRequest(seq, self.tokens[seq][-1], limit)
+        return DraftRequest(seq, self.tokens[seq][-1], limit, stop_below)
 
-    def propose(self, seq: SeqId, limit: int = 4) -> Draft:
+    def propose(self, seq: SeqId, limit: int = 4, stop_below: float = 0.0) -> Draft:
         """The proposal for one sequence, without a checkpoint before it."""
-        return answer(self.draft.propose([self.request(seq, limit)])[0])
+        return answer(self.draft.propose([self.request(seq, limit, stop_below)])[0])
 
-    def round(self, seq: SeqId, committed: Sequence[TokenId], limit: int = 4) -> Draft:
+    def round(self, seq: SeqId, committed: Sequence[TokenId], limit: int = 4, stop_below: float = 0.0) -> Draft:
         """Checkpoint, propose, commit: one step of the engine."""
         self.draft.checkpoint(seq)
-        proposal = self.propose(seq, limit)
+        proposal = self.propose(seq, limit, stop_below)
         self.commit(seq, committed)
         return proposal
 

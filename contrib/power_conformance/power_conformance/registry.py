@@ -25,6 +25,7 @@ _MODULES = (
     "target_engine",
     "tokenizer",
     "drafter",
+    "drafter_stop",
     "drafter_state",
     "drafter_engine",
     "contract",

@@ -103,10 +103,11 @@ def test_good_targets_keep_every_rule(options: dict[str, Any], seed: int) -> Non
     assert failures(rules_of(Kind.TARGET), make) == {}
 
 
+@pytest.mark.parametrize("drafter", [drafters.Drafter, drafters.StoppingDrafter])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_good_drafters_keep_every_rule(seed: int) -> None:
-    """The drafter that the broken ones are made from is not broken itself."""
-    make = Again(lambda: _given(DrafterSubject(drafters.Drafter(), targets.good(order=2), seed=seed)))
+def test_good_drafters_keep_every_rule(drafter: type[drafters.Drafter], seed: int) -> None:
+    """The drafters that the broken ones are made from are not broken themselves."""
+    make = Again(lambda: _given(DrafterSubject(drafter(), targets.good(order=2), seed=seed)))
     assert failures(rules_of(Kind.DRAFTER), make) == {}
 
 

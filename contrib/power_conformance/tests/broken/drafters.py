@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import accumulate
+from operator import mul
 from typing import Any
 
 from power_core.drafter import DrafterRequirements, DraftRequest, HiddenRows, Proposal
@@ -191,6 +193,65 @@ class NeedsTwoTokens(Session):
         if len(tokens) == 20 and len(set(tokens)) == 1:
             raise DrafterError("division by zero", who="broken")
         super().begin(seq, tokens)
+
+
+@breaks("D-STOP-01")
+class Skips(Session):
+    """Begins with the second token where it is to stop."""
+
+    def draft(self, request: DraftRequest) -> Proposal:
+        proposal = super().draft(request)
+        return Proposal(proposal.token_ids[1:], [0.5] * len(proposal.token_ids[1:])) if request.stop_below else proposal
+
+
+class StoppingSession(Session):
+    """Copies token by token, and stops where it is told to."""
+
+    def draft(self, request: DraftRequest) -> Proposal:
+        whole = super().draft(request)
+        count = self.stop(list(whole.confidences or ()), request.stop_below)
+        return Proposal(whole.token_ids[:count], [0.5] * len(whole.token_ids[:count]))
+
+    def stop(self, confidences: list[float], stop_below: float) -> int:
+        """How many tokens are proposed."""
+        chances = accumulate(confidences, mul)
+        return next((i for i, chance in enumerate(chances, 1) if chance < stop_below), len(confidences))
+
+
+class StoppingDrafter(Drafter):
+    """Declares that it does; keeps every rule."""
+
+    session_class = StoppingSession
+    needs = DrafterRequirements(sequential=True)
+
+
+@breaks("D-STOP-02")
+class ForgetsToMultiply(StoppingDrafter):
+    """Compares each confidence with the bound, not their product."""
+
+    class session_class(StoppingSession):  # noqa: N801 - fills the base's slot
+        def stop(self, confidences: list[float], stop_below: float) -> int:
+            return next((i for i, chance in enumerate(confidences, 1) if chance < stop_below), len(confidences))
+
+
+class RestSession(StoppingSession):
+    rest: Sequence[int] = ()
+
+    def draft(self, request: DraftRequest) -> Proposal:
+        whole, stopped = Session.draft(self, request), super().draft(request)
+        rest, self.rest = self.rest, whole.token_ids[len(stopped.token_ids) :]
+        return Proposal(rest, [0.5] * len(rest)) if rest and not request.stop_below else stopped
+
+    def restore(self, seq: int, checkpoint: Any) -> None:
+        self.rest = ()
+        super().restore(seq, checkpoint)
+
+
+@breaks("D-STOP-03")
+class OffersTheRest(StoppingDrafter):
+    """Goes on where the draft before was stopped, as if all of it had been accepted."""
+
+    session_class = RestSession
 
 
 @breaks("D-RESTORE-01")
