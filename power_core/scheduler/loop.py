@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from heapq import heappop, heappush
 
 import structlog
 
@@ -102,7 +103,7 @@ class StepLoop:
         self.reuse = reuse
         self._receipt = receipt
         self._running: list[Sequence] = []
-        self._free = list(range(session.max_sequences))[::-1]
+        self._free = list(range(session.max_sequences))  # a heap: ids in use stay close together
         self._batch = RowBatch(max(session.profile.decode.max_rows, session.profile.prefill.max_rows))
         self._outbox: list[Event] = []  # committed but not yet returned: an interrupt must not lose them
         self._prefilled_last = False
@@ -251,7 +252,7 @@ class StepLoop:
 
     def _bind(self, sequence: Sequence) -> None:
         self._running.append(sequence)
-        sequence.seq = self._free.pop()
+        sequence.seq = heappop(self._free)
         try:
             draft = None if sequence.strategy == OFF else self.drafts.get(sequence.strategy)
             sequence.bind(self.session, draft)
@@ -293,7 +294,8 @@ class StepLoop:
     def _forward(self, members: list[Member], plan: Plan) -> None:
         batch, outputs = self._batch, 0
         batch.clear()
-        for member in members:
+        # Backends compute neighbours together: llama.cpp reads all weights again where an id does not follow the last.
+        for member in sorted(members, key=lambda member: member.sequence.seq):
             outputs += member.add_rows(batch)
         started = time.perf_counter()
         rows_out = self.session.forward(batch, plan.shape)
@@ -447,7 +449,7 @@ class StepLoop:
                 self.queue.admission.add_places(-1)
                 self.lost += 1
             else:
-                self._free.append(sequence.seq)
+                heappush(self._free, sequence.seq)
 
 
 def _no_reuse() -> CapabilityError:

@@ -96,3 +96,18 @@ def test_a_request_whose_drafter_fails_ends_and_the_others_go_on(loop, at):
 
 def interrupted(*_args):
     raise KeyboardInterrupt
+
+
+def test_the_lowest_free_sequence_is_taken_and_rows_go_by_sequence():
+    """Two of three requests have ended; the next one takes the first sequence, and its rows come first."""
+    target = ScriptedTarget(vocab_size=24)
+    session = target.open_session(SessionOptions(max_sequences=3, max_rows=8))
+    loop = StepLoop(session, target.tokenizer, open_strategy=None)
+    for length in (3, 4, 9):
+        loop.submit(GenerationRequest((1, 2), max_tokens=length))
+    for _ in range(4):
+        loop.step()
+    loop.submit(GenerationRequest((1, 2), max_tokens=2))
+    drain(loop)
+    steps = [tuple(chain.seq for chain in forward.chains) for forward in session.history]
+    assert list(dict.fromkeys(steps)) == [(0, 1, 2), (1, 2), (0, 2), (2,)]
