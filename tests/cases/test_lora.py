@@ -178,7 +178,7 @@ def test_a_receipt_names_the_adapters(folder: Path, opened: Open, adapted: Engin
     document = adapted.complete("Hello", max_tokens=4).receipt
     target = document["body"]["target"]
     assert target["adapters"] == [{"sha256": adapted.model.adapters[0].sha256, "scale": 1.0}]  # type: ignore[attr-defined]  # llama.cpp's model
-    assert document["body"]["environment"]["target"]["lora"][0]["file"] == "one.gguf"
+    assert [*document["body"]["environment"]["target"]["lora"].values()] == ["one.gguf * 1.0"]
     verify_document(document)
     changed = json.loads(json.dumps(document))
     changed["body"]["target"]["adapters"][0]["scale"] = 0.5

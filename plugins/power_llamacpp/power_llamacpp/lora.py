@@ -41,8 +41,8 @@ _MATRIX = re.compile(
 _EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
 _TYPES = ("F32", "F16", "BF16", "Q8_0")  # what convert_lora_to_gguf.py writes
 _ALPHA = "adapter.lora.alpha"
-_INFORMATION = frozenset(["adapter.lora.task_name", "adapter.lora.prompt_prefix"])
-_KEYS = frozenset(["adapter.type", _ALPHA]) | _INFORMATION
+_KEYS = frozenset(["adapter.type", _ALPHA, "adapter.lora.task_name", "adapter.lora.prompt_prefix"])  # two inform only
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 @frozen
@@ -117,13 +117,10 @@ def check_lora(info: GgufInfo, target: GgufInfo, scale: float) -> None:
         ArtifactError: It cannot.
     """
     _check_keys(info, target)
-    pairs = _pairs(info)
-    for name, (a, b) in pairs.items():
+    _check_alpha(info, scale)
+    for name, (a, b) in _pairs(info).items():
         _check_matrix(info, name, target)
         _check_pair(info, name, a, b, target.tensors[name])
-        if not _is_single(scale * info.metadata[_ALPHA] / _rank(name, a)):
-            what = f"a scale of {scale} with {_ALPHA} = {info.metadata[_ALPHA]} is no finite factor"
-            refuse(info.path, what, got=scale, expected="a finite number of single precision", fix="lower its scale")
     check_values(info)
 
 
@@ -149,7 +146,6 @@ def _check_keys(info: GgufInfo, target: GgufInfo) -> None:
         what = f"llama.cpp may leave out adapters of architecture {target.architecture!r} without a word"
         fix = "merge it into the model with llama-export-lora"
         refuse(info.path, what, got=target.architecture, expected=" ".join(sorted(ADAPTABLE)), fix=fix)
-    _check_alpha(info)
     for key in info.metadata:
         if key.startswith("adapter.alora."):
             what = f"the key {key} makes it an activated LoRA, which starts to work in the middle of a prompt"
@@ -158,19 +154,26 @@ def _check_keys(info: GgufInfo, target: GgufInfo) -> None:
             refuse(info.path, f"the key {key} is unknown", got=key, expected=" ".join(sorted(_KEYS)))
 
 
-def _check_alpha(info: GgufInfo) -> None:
-    """Present, because llama.cpp takes 0 where it is not, and then leaves out the division by the rank."""
+def _check_alpha(info: GgufInfo, scale: float) -> None:
+    """
+    Present, because llama.cpp takes 0 where it is not, and then leaves out the division by the rank.
+
+    It multiplies scale and alpha in single precision before it divides.
+    """
     kind, alpha = info.value_types.get(_ALPHA), info.metadata.get(_ALPHA)
     if kind != "f32" or not isinstance(alpha, float):
         what = f"the key {_ALPHA} is missing" if kind is None else f"{_ALPHA} is of type {kind}"
         refuse(info.path, what, got=kind, expected="an f32")
     if not math.isfinite(alpha) or alpha <= 0:
         refuse(info.path, f"{_ALPHA} is {alpha}", got=alpha, expected="a finite number above 0")
+    if abs(scale * alpha) > _LARGEST:
+        what = f"a scale of {scale} with {_ALPHA} = {alpha} is no finite factor"
+        refuse(info.path, what, got=scale, expected="a number of single precision", fix="lower its scale")
 
 
 def _pairs(info: GgufInfo) -> Mapping[str, tuple[TensorInfo, TensorInfo]]:
     """Both factors by the name of the matrix they change."""
-    bases = dict.fromkeys(name.removesuffix(".lora_a").removesuffix(".lora_b") for name in info.tensors)
+    bases = dict.fromkeys(name[:-7] if name.endswith((".lora_a", ".lora_b")) else name for name in info.tensors)
     for name in bases:
         if name in info.tensors:
             is_norm = name.endswith("_norm.weight")
@@ -219,8 +222,3 @@ def _check_pair(info: GgufInfo, name: str, a: TensorInfo, b: TensorInfo, matrix:
 
 def _rank(name: str, a: TensorInfo) -> int:
     return a.shape[-1 if name == _EMBEDDING else 0]
-
-
-def _is_single(value: float) -> bool:
-    """Whether *value* is a finite number in single precision."""
-    return abs(value) <= float(np.finfo(np.float32).max)

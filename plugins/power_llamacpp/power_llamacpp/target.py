@@ -250,8 +250,9 @@ class LlamaCppModel:
             **self._thread_facts(),
         }
 
-    def _lora_facts(self) -> list[dict[str, Any]]:
-        return [{"file": each.path.name, "sha256": each.sha256, "scale": each.scale} for each in self.adapters]
+    def _lora_facts(self) -> dict[str, str]:
+        """File and scale of each adapter; whole digests are in the identity."""
+        return {each.sha256[:12]: f"{each.path.name} * {each.scale}" for each in self.adapters}
 
     def _thread_facts(self) -> dict[str, Any]:
         if self._threads is None or not self._threads.milliseconds:

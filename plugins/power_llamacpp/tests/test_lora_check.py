@@ -61,7 +61,7 @@ def test_sound_adapters_pass(targets: dict[str, Path], tmp_path: Path, weights: 
     model = load(targets["llama"], LoraFile(path, 0.5))
     [adapter] = model.adapters
     assert adapter.identity in model.identity.adapters
-    assert model.facts()["lora"] == [{"file": "a.gguf", "sha256": adapter.sha256, "scale": 0.5}]
+    assert model.facts()["lora"] == {adapter.sha256[:12]: "a.gguf * 0.5"}
     model.close()
 
 
@@ -100,6 +100,7 @@ REFUSED = {  # llama.cpp says so, too
     "architecture": ({"architecture": "gemma3"}, "is for architecture 'gemma3' .expected the target's 'llama'"),
     "half a pair": ({"omit": [f"{Q}.lora_b"]}, "the tensor blk.0.attn_q.weight.lora_b is missing"),
     "other half": ({"omit": [f"{Q}.lora_a"]}, "the tensor blk.0.attn_q.weight.lora_a is missing"),
+    "pair of a pair": ({"replace": {f"{Q}.lora_b.lora_a": zeros(4, 64)}}, "attn_q.weight.lora_b is unknown"),
     "stray tensor": ({"replace": {"x.weight": zeros(4)}}, "tensor x.weight is unknown"),
     "stray block": ({"shapes": {"blk.2.attn_q.weight": (64, 64)}}, "the target has no tensor blk.2.attn_q.weight"),
     "inputs": ({"shapes": {Q: (64, 32)}}, r"lora_a has shape \(4, 32\) .expected \(4, 64\)"),
