@@ -53,6 +53,11 @@ _SAMPLING = (
 )
 
 
+def _is_of_its_type(_config: object, attribute: Any, value: object) -> None:
+    """Before any range: a configuration that is made by hand has had no file, variable or flag read for it."""
+    structured(PowerConfig, {attribute.name: value}, lambda key: f"PowerConfig({key}=)")
+
+
 def _at_least(minimum: int) -> Callable[[object, Any, Any], None]:
     def check(_config: object, attribute: Any, value: float | None) -> None:
         if value is not None and not minimum <= value < math.inf:  # NaN compares false
@@ -89,9 +94,10 @@ def _is_niceness(_config: object, attribute: Any, value: int | None) -> None:
         raise ConfigError(f"{attribute.name} is {value}", who="config", got=value, expected="-20 to 19")
 
 
-def _key(default: Any, minimum: int | None = None, flag: str | None = None, validator: Any = ()) -> Any:
+def _key(default: Any, minimum: int | None = None, flag: str | None = None, validator: Any = None) -> Any:
     metadata = {"flag": flag} if flag else {}
-    return field(default=default, validator=validator if minimum is None else _at_least(minimum), metadata=metadata)
+    checks = [_is_of_its_type, *([validator] if validator else []), *([] if minimum is None else [_at_least(minimum)])]
+    return field(default=default, validator=checks, metadata=metadata)
 
 
 @frozen
@@ -133,6 +139,9 @@ class PowerConfig:
         temperature: See `SamplingSpec`, as for all that follow.
         sections: Raw tables ``[plugin.NAME]``, NAME being a target or strategy; see `plugin`.
         sources: Key -> the file, variable or flag it was set by.
+
+    Raises:
+        ConfigError: A value is of another type, or out of range.
     """
 
     model: str | None = _key(None)
@@ -171,7 +180,9 @@ class PowerConfig:
     frequency_penalty: float = _key(0.0)
     penalty_window: int = _key(64)
     seed: int | None = _key(None, minimum=0)
-    sections: Mapping[str, Mapping[str, Any]] = field(factory=dict, metadata={"internal": True})
+    sections: Mapping[str, Mapping[str, Any]] = field(
+        factory=dict, validator=lambda _config, _attribute, value: _plugin_tables(value), metadata={"internal": True}
+    )
     sources: Mapping[str, str] = field(factory=dict, eq=False, repr=False, metadata={"internal": True})
 
     @property
@@ -317,7 +328,7 @@ def load_config(
     file = _find_file(path, environ, cwd)
     if file is not None:
         table = _read_toml(file)
-        sections = _plugin_tables(table.pop(PLUGIN_TABLE, {}), str(file))
+        sections = dict(_plugin_tables(table.pop(PLUGIN_TABLE, {}), str(file)))
         _merge(values, sources, table, lambda key: f"{file}: {key}")
         sources |= {f"{PLUGIN_TABLE}.{name}": str(file) for name in sections}
     _merge(values, sources, _from_environment(environ), lambda key: PREFIX + key.upper())
@@ -367,8 +378,8 @@ def _read_toml(file: Path) -> dict[str, Any]:
         raise ConfigError("nested too deeply", who="config", where=str(file)) from exc
 
 
-def _plugin_tables(table: Any, source: str) -> dict[str, Any]:
-    if not isinstance(table, dict):
+def _plugin_tables(table: Any, source: str = "PowerConfig(sections=)") -> Mapping[str, Any]:
+    if not isinstance(table, Mapping):
         raise ConfigError(
             f"{PLUGIN_TABLE} is {table!r:.80}",
             who="config",
@@ -377,7 +388,7 @@ def _plugin_tables(table: Any, source: str) -> dict[str, Any]:
             expected=f"tables [{PLUGIN_TABLE}.NAME]",
         )
     for name, section in table.items():
-        if not isinstance(section, dict):
+        if not isinstance(section, Mapping):
             raise ConfigError(
                 f"{PLUGIN_TABLE}.{name} is {section!r:.80}",
                 who="config",

@@ -14,7 +14,7 @@ from power_core import user_cache
 from power_core.capabilities import AUTO, OFF
 from power_core.config import PowerConfig, load_config
 from power_core.engine import Engine
-from power_core.errors import ArtifactError, CapabilityError
+from power_core.errors import ArtifactError, CapabilityError, ConfigError
 from power_core.hookspecs import ModelSource
 from power_core.host import apply_host, host_facts
 from power_core.log import log_quietly
@@ -62,6 +62,14 @@ class Runtime:
 
     def __init__(self, config: PowerConfig | None = None, plugins: PluginSet | None = None) -> None:
         log_quietly()
+        if not isinstance(config, PowerConfig | None):
+            raise ConfigError(
+                f"config is {config!r:.80}",
+                who="runtime",
+                got=config,
+                expected="a PowerConfig",
+                fix="load_config(path=...) reads a file",
+            )
         self.config = load_config() if config is None else config
         self.plugins = load_plugins() if plugins is None else plugins
         self.config.check_plugins(self.plugins)
@@ -139,6 +147,14 @@ class Runtime:
         self._check_names(config.spec_mode)
         name, path = self._locate(config.model)
         apply_host(config.affinity, config.priority)
+        if not isinstance(deadline, Deadline | None):
+            raise ConfigError(
+                f"deadline is {deadline!r:.80}",
+                who="open",
+                got=deadline,
+                expected="a Deadline",
+                fix="Deadline.after(SECONDS) of power_core.scheduler.admission is one",
+            )
         deadline = Deadline.after(None) if deadline is None else deadline
         with self._loads.acquire(deadline=deadline):
             engine = self._load(name, path, config, deadline, check)

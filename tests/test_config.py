@@ -296,7 +296,26 @@ def test_section_for_a_plugin_that_takes_none(tmp_path: Path) -> None:
         load(tmp_path, "[plugin.echo]\nx = 1\n").plugin(bare)
 
 
+@pytest.mark.parametrize("sections", [5, "echo", {"echo": 3}, {"echo": None}])
+def test_sections_made_by_hand_are_tables(sections: Any) -> None:
+    """As those of a file: the line says what stands there and what would do."""
+    with pytest.raises(ConfigError, match=r"PowerConfig\(sections=\): plugin.* \(expected "):
+        PowerConfig(sections=sections)
+
+
 def test_minus_one_is_no_limit() -> None:
     """`max_tokens = -1` is how a file says what a request says with None."""
     assert PowerConfig(max_tokens=-1).token_limit is None
     assert PowerConfig(max_tokens=0).token_limit == 0
+
+
+@pytest.mark.parametrize(("key", "value", "expected"), [
+    ("spec_draft_max", "4", "an integer"), ("spec_draft_max", None, "an integer"), ("ctx", 2.5, "an integer"),
+    ("parallel", True, "an integer"), ("model", 5, "a string"), ("prompt_cache_dir", 5, "a string"),
+    ("spec_width_policy", None, "a string"), ("allow_unverified", 1, "true or false"), ("deadline", "1", "a number"),
+])  # fmt: skip
+def test_a_configuration_made_by_hand_is_checked_as_well(key: str, value: Any, expected: str) -> None:
+    """Nothing waits until some backend trips over a value of another type."""
+    with pytest.raises(ConfigError) as caught:
+        PowerConfig(**{key: value})
+    assert str(caught.value) == f"config: PowerConfig({key}=): {key} is {value!r} (expected {expected})"

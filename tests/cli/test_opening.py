@@ -15,7 +15,7 @@ from power_core import user_cache
 from power_core.cli import progress
 from power_core.cli.state import State
 from power_core.config import PowerConfig
-from power_core.errors import ArtifactError
+from power_core.errors import ArtifactError, ConfigError
 from power_core.runtime import MEASURED, MEASURING, Runtime
 from power_core.target import SessionOptions
 from power_core.testing import ScriptedTarget, ScriptedTokenizer
@@ -132,3 +132,20 @@ def test_a_context_holds_a_prompt_of_its_size_and_one_token_more(power: Any, toy
     found = json.loads(power("generate", "a", "--ctx", "1", "--spec", "off", "--json").stdout)
     assert (found["prompt_token_ids"], len(found["token_ids"]), found["finish_reason"]) == ([0], 1, "length")
     assert "the prompt has 2 tokens (expected at most 1)" in power("generate", "ab", "--ctx", "1").stderr
+
+
+@pytest.mark.parametrize("config", [{"model": "toy"}, "power.toml", 5])
+def test_a_runtime_wants_a_configuration(toy: Any, config: Any) -> None:
+    """A table or a path is what a newcomer may well give it: the line says what makes one of them a configuration."""
+    with pytest.raises(ConfigError, match=r"expected a PowerConfig.*load_config\(path="):
+        Runtime(config, toy.plugins())
+
+
+@pytest.mark.parametrize("deadline", [5.0, -1, "soon"])
+def test_a_deadline_is_a_point_in_time(toy: Any, deadline: Any) -> None:
+    """Seconds are not one until they begin to run, and the line says how they do."""
+    with (
+        Runtime(PowerConfig(), toy.plugins()) as runtime,
+        pytest.raises(ConfigError, match=r"Deadline\.after\(SECONDS"),
+    ):
+        runtime.open("toy", deadline=deadline)
