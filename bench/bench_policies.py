@@ -163,7 +163,7 @@ def print_limit(engine: Engine, title: str, spec: str, texts: Sequence[str], tok
     here, traces = engine.loop.costs.curve, recording.traces()
     free = evolve(here, steps=(0.0, *[1.0] * (DRAFT_MAX + 1)), row=0.0)
     for name, curve in (("replayed", here), ("rows free", free)):
-        found = compare(title, traces, curve)
+        found = compare(title, traces, curve, rows=engine.loop.costs.widths)
         speed = found.speeds["cost-aware"]
         print(f"{title}, {name}: cost-aware {speed:.2f}, oracle {found.oracle:.2f}: {speed / found.oracle:.2f} of it")
 

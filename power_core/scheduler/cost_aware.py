@@ -18,6 +18,7 @@ however the estimates err. Only proposals that were seen to be right, though unc
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
 from attrs import frozen
@@ -107,6 +108,7 @@ class CostAwareWidth:
         self._policy = policy
         self._shape = shape
         self._ladder = hot_widths(shape.draft_max, policy.rows)
+        self._pads = bool(policy.rows) and not {*range(2, shape.draft_max + 2)} <= {*policy.rows}
         self._curve = policy.curve()
         self._table = AcceptanceTable()
         self._worth = _Worth(self._ladder, self._curve)
@@ -203,9 +205,7 @@ class CostAwareWidth:
         bearable = (max(self._purse, 0.0) + credit) / (1.0 - first + 1e-9)
         best = wanted = 0
         best_value = wanted_value = 0.0
-        for k in self._ladder:
-            if k > len(survival):
-                break
+        for k in self._cuts(len(survival)):
             expected += sum(survival[done:k])
             done = k
             extra = step(beside + 1 + k) - base
@@ -217,6 +217,12 @@ class CostAwareWidth:
             values.append(best_value)
         self._wanted = wanted if wanted > best else 0
         return best
+
+    def _cuts(self, count: int) -> Sequence[int]:
+        """What a proposal of *count* tokens may be cut to; where rows are padded, fewer would not cost less."""
+        known = bisect_right(self._ladder, count)
+        cuts = self._ladder[:known]
+        return (*cuts, count) if self._pads and count not in cuts else cuts
 
     # -- what is learned --------------------------------------------------------------------------
 

@@ -133,8 +133,24 @@ class Comparison:
     oracle: float
 
 
-def compare(workload: str, traces: Iterable[Trace], curve: CostCurve, *, rollback: int | None = None) -> Comparison:
-    """Run every policy over *traces*, which count as one workload."""
+def compare(
+    workload: str,
+    traces: Iterable[Trace],
+    curve: CostCurve,
+    *,
+    rollback: int | None = None,
+    rows: tuple[int, ...] = (),
+) -> Comparison:
+    """
+    Run every policy over *traces*, which count as one workload.
+
+    Args:
+        workload: What the traces are of.
+        traces: At least one.
+        curve: The machine's costs.
+        rollback: Resident rollback rows of the target, or None where they are unlimited.
+        rows: Row counts that the target computes without padding; none where that is not known.
+    """
     traces = list(traces)
     tokens = sum(len(trace.points) for trace in traces)
     longest = max((trace.draft_max for trace in traces), default=0)
@@ -147,7 +163,7 @@ def compare(workload: str, traces: Iterable[Trace], curve: CostCurve, *, rollbac
     best = max(fixed, key=lambda k: fixed[k])
     speeds = {f"fixed {k}": value for k, value in sorted(fixed.items())}
     speeds["adaptive"] = speed(AdaptivePolicy)
-    speeds["cost-aware"] = speed(lambda: CostAwarePolicy(lambda: curve))
+    speeds["cost-aware"] = speed(lambda: CostAwarePolicy(lambda: curve, rows))
     oracle = tokens / sum(oracle_cost(trace, curve) for trace in traces) if tokens else 1.0
     return Comparison(workload, tokens, speeds, (best, fixed[best]), oracle)
 

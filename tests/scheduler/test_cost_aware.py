@@ -166,6 +166,20 @@ def test_proposals_are_cut_where_they_stop_paying(steps, cut):
     assert width.trim([1] * K, [0.99] * 4 + [0.45] * 4) == cut
 
 
+@pytest.mark.parametrize(
+    ("rows", "fewer"), [((4, 8, 16), {}), ((), {6: 5}), (tuple(range(1, 17)), {6: 5})],
+    ids=["padded", "unknown", "every row count"],
+)  # fmt: skip
+def test_where_rows_are_padded_a_whole_proposal_is_checked(rows, fewer):
+    """Two sure tokens take what three take, six what seven; elsewhere seven rows would be one more shape in use."""
+    costs = curve(GPU)
+    width = CostAwarePolicy(lambda: costs, rows=rows).begin(DraftShape(K, strategy="s"))
+    for count in range(1, K + 1):
+        width.limit(K)
+        assert width.trim([1] * count, [0.99] * count) == fewer.get(count, count)
+        width.feedback(Round(count, count, [1] * (count + 1)))
+
+
 def test_rows_beside_others_need_no_plain_step_first():
     """Alone, nothing is checked until plain steps have been timed; beside others none could be."""
     model = CostModel(WidthClass(ShapeIdentity("x"), tuple(range(1, 17)), CPU))

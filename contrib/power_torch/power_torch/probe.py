@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -30,7 +30,8 @@ __all__ = ["PROMPT_ROWS", "fingerprint", "measure"]
 PROMPT_ROWS = 8
 """Rows that the probe puts before those it compares."""
 
-_REPEATS = 3  # timed forwards a width
+_REPEATS = 5  # timed forwards a width
+_CHEAPER = 0.95  # a wider forward that takes at most this part of a narrower one's time is taken in its place
 _LEAST_PREFILL = 16
 
 
@@ -57,6 +58,7 @@ def measure(
     level = ExactnessLevel.BITWISE if decode[0] == 1 else ExactnessLevel.PADDED
     if not is_stable:
         level, decode, prefill = ExactnessLevel.UNVERIFIED, (max_rows,), (prefill_rows,)
+    decode, costs = probe.worth_using(decode)
     mark = {**facts, "spans": cache.spans[-1:], "bits": probe.digest(max_rows)}
     is_one_class = is_stable and probe.agree(max_rows, prefill_rows)
     if is_one_class:  # prompt chunks may then be as narrow as decode steps
@@ -66,7 +68,7 @@ def measure(
     identity = ShapeIdentity.of(mark)
     return ShapeProfile(
         level=level,
-        decode=WidthClass(identity, decode, probe.costs(decode)),
+        decode=WidthClass(identity, decode, costs),
         prefill=WidthClass(identity if is_one_class else ShapeIdentity.of(mark_prefill), prefill),
         evidence={
             "decode_widths": list(decode),
@@ -160,24 +162,35 @@ class _Probe:
         """Of a row at *width*: the same where two widths, sessions or processes compute alike."""
         return hashlib.sha256(self._full(width)[0].cpu().numpy().tobytes()).hexdigest()
 
-    def costs(self, widths: Iterable[int]) -> tuple[float, ...]:
-        """Time of a forward at each of *widths*, in units of the first; never less for a wider one."""
-        times = list(itertools.accumulate((self._timed(width) for width in widths), max))
-        return tuple(round(value / times[0], 3) for value in times)
+    def worth_using(self, widths: Sequence[int]) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """
+        Those of *widths* that no wider one is faster than, and the cost of each.
 
-    def _timed(self, width: int) -> float:
-        step = self._step([Chain(0, 0, width, PROMPT_ROWS)], width)
+        Kernels for few rows may be slower than those for more; pad rows are then time saved.
+
+        Returns:
+            Widths, and times of a forward in units of the first, never less for a wider one.
+        """
+        times = self._times(widths)
+        kept = [i for i, time_ in enumerate(times) if min(times[i:]) > _CHEAPER * time_]
+        costs = list(itertools.accumulate((times[i] for i in kept), max))
+        return tuple(widths[i] for i in kept), tuple(round(cost / costs[0], 3) for cost in costs)
+
+    def _times(self, widths: Sequence[int]) -> list[float]:
+        """Seconds of a forward at each of *widths*: the least of a few, taken by turns since machines drift."""
         # Beside busy neighbours a thread's own time is what the work takes; it tells nothing of other threads.
         is_alone = self.network.device.type == "cpu" and torch.get_num_threads() == 1
         clock = time.thread_time if is_alone else time.perf_counter
-        times = []
-        for _ in range(_REPEATS):
+        steps = [self._step([Chain(0, 0, width, PROMPT_ROWS)], width) for width in widths]
+        return [min(times) for times in zip(*(self._seconds(steps, clock) for _ in range(_REPEATS)), strict=True)]
+
+    def _seconds(self, steps: Iterable[Step], clock: Callable[[], float]) -> Iterator[float]:
+        for step in steps:
             began = clock()
             logits = self.network.forward(step, self.cache).logits
             if logits is not None:
                 logits[0, 0].item()  # waits for an accelerator
-            times.append(clock() - began)
-        return min(times)
+            yield clock() - began
 
     def _full(self, width: int) -> torch.Tensor:
         """The rows of one chain that fills a forward."""

@@ -39,6 +39,12 @@ def _cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         yield
 
 
+@pytest.fixture(autouse=True)
+def _wider_takes_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiny models take microseconds, in which noise would decide which widths are worth using."""
+    monkeypatch.setattr("power_torch.probe._Probe._times", lambda _probe, widths: [1.0 + width for width in widths])
+
+
 def tiny_qwen3(path: Path, *, layers: int = 2, seed: int = 0) -> Path:
     """A random model of architecture `qwen3`: norms over each head, and heads wider than their share."""
     head = 2 * HIDDEN // HEADS

@@ -13,6 +13,7 @@ import torch
 from power_torch import linear, network, profiles
 from power_torch.cache import spans_of
 
+from power_core import user_cache
 from power_core.shapes import ExactnessLevel
 from power_core.target import RowBatch
 
@@ -43,6 +44,35 @@ def test_prompt_rows_may_be_narrow_where_they_agree(model: Any, open_session: An
         pytest.skip("prompt rows are another class on this machine")
     assert set(profile.decode.widths) < set(profile.prefill.widths)
     assert profile.prefill.max_rows == 32
+
+
+@pytest.mark.parametrize(
+    ("times", "widths", "costs"),
+    [
+        ((1.0, 0.9, 1.2, 1.5), (4, 8, 16), (1.0, 1.333, 1.667)),
+        ((1.0, 0.97, 1.2, 1.5), (2, 4, 8, 16), (1.0, 1.0, 1.2, 1.5)),  # a difference that may be noise
+        ((4.0, 3.0, 2.0, 1.0), (16,), (1.0,)),
+        ((1.0, 3.0, 2.0, 4.0), (2, 8, 16), (1.0, 2.0, 4.0)),
+    ],
+)
+def test_a_width_is_used_where_no_wider_one_is_faster(
+    model: Any, open_session: Any, feed: Any, monkeypatch: pytest.MonkeyPatch, times: Any, widths: Any, costs: Any
+) -> None:
+    """Narrow steps are padded to a wider one then, and give the same bits."""
+    session = open_session(model("llama"), max_rows=16)
+    session.open(0)
+    expected = feed(session, 0, [5, 6, 7])
+    monkeypatch.setattr(
+        "power_torch.probe._Probe._times",
+        lambda _probe, found: [dict(zip((2, 4, 8, 16), times, strict=True))[w] for w in found],
+    )
+    monkeypatch.setattr(profiles, "_KNOWN", {})
+    monkeypatch.setattr(user_cache, "load", lambda *_args, **_options: None)
+    padded = open_session(model("llama"), max_rows=16)
+    assert (padded.profile.decode.widths, padded.profile.decode.costs) == (widths, costs)
+    assert padded.profile.identity == session.profile.identity
+    padded.open(0)
+    assert np.array_equal(feed(padded, 0, [5, 6, 7]), expected)
 
 
 def spoilt(spoil: Spoil) -> Callable[[torch.Tensor], linear.Linear]:
