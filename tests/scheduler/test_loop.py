@@ -1,14 +1,17 @@
 """What the step loop counts and times."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
+from structlog.testing import capture_logs
 
 from power_core.request import GenerationRequest
 from power_core.scheduler.drafting import DraftPool, OpenDraft
 from power_core.scheduler.loop import StepLoop
+from power_core.scheduler.policy import DraftShape, FixedPolicy
 from power_core.target import SessionOptions
-from power_core.testing import Faults, ScriptedDrafter, ScriptedTarget
+from power_core.testing import Faults, ScriptedDrafter, ScriptedTarget, one_class, two_classes
 from power_core.types import FinishReason
 
 
@@ -55,6 +58,51 @@ def test_time_is_measured_forwards(loop):
     timings = drain(loop)[-1].result.receipt
     assert 0 < loop.forward_seconds < time.perf_counter() - started
     assert 0 < timings["prefill"] <= timings["first token"] < timings["all"]
+
+
+def test_the_first_token_has_one_time():
+    """No chunk of a prompt before it counts, and no token after it."""
+    target, times = ScriptedTarget(vocab_size=24), []
+    loop = StepLoop(
+        target.open_session(SessionOptions(max_rows=8)), target.tokenizer, open_strategy=None, prefill_chunk=2,
+        receipt=lambda sequence, _result: sequence.clock.first_token,
+    )  # fmt: skip
+    loop.submit(GenerationRequest((1, 2, 3, 4), max_tokens=4))
+    for _ in range(2):
+        loop.step()
+        times.append(time.perf_counter())
+    assert times[0] < drain(loop)[-1].result.receipt < times[1]
+
+
+@pytest.mark.parametrize(("profile", "prompt"), [(one_class, (1, 2, 3)), (two_classes, (1,))])
+def test_costs_are_learned_from_generated_rows_alone(profile, prompt, monkeypatch):
+    """Not from a prompt, whose rows are not read back or are computed in another class."""
+    target = ScriptedTarget(vocab_size=24, profile=profile(8))
+    loop = StepLoop(target.open_session(SessionOptions(max_rows=8)), target.tokenizer, open_strategy=None)
+    timed = []
+    monkeypatch.setattr(loop.costs, "observe_forward", lambda width, _seconds: timed.append(width))
+    loop.submit(GenerationRequest(prompt, max_tokens=3))
+    loop.step()
+    assert timed == []
+    drain(loop)
+    assert len(timed) == 2
+
+
+def test_plain_decoding_takes_no_rows_from_those_that_draft(loop):
+    assert loop.prepare("off", 4).limit(9) == 0
+
+
+def test_a_policy_that_changes_its_mind_says_so_once(loop):
+    """Whichever way it goes, and nothing while it does not."""
+    modes, width = iter("bba"), FixedPolicy().begin(DraftShape(4))
+    width.mode, width.feedback = "a", lambda _outcome: setattr(width, "mode", next(modes))
+    loop.policy = SimpleNamespace(name="mine", begin=lambda _shape: width)
+    loop.drafts = DraftPool(lambda name: OpenDraft(name, ScriptedDrafter([]).open(None, None)))
+    loop.submit(GenerationRequest((1, 2), max_tokens=3, spec="s"))
+    with capture_logs() as logs:
+        drain(loop)
+    changes = [(entry["policy"], entry["before"], entry["after"]) for entry in logs if "switched" in entry["event"]]
+    assert changes == [("mine", "a", "b"), ("mine", "b", "a")]
 
 
 def test_a_request_counts_until_its_end_was_handed_out(loop, monkeypatch):
