@@ -107,17 +107,17 @@ def test_a_policy_that_changes_its_mind_says_so_once(loop):
 
 def test_a_request_counts_until_its_end_was_handed_out(loop, monkeypatch):
     """A step that breaks off after one request has ended: that end is still to be fetched, and counts too."""
-    ended, other = (loop.submit(GenerationRequest((1, 2), max_tokens=3)) for _ in range(2))
+    ended, *others = (loop.submit(GenerationRequest((1, 2), max_tokens=3)) for _ in range(3))
     loop.step()
-    assert loop.active == 2
+    assert loop.active == 3
     loop.cancel(ended)
     with monkeypatch.context() as patch:
         patch.setattr(loop.session, "forward", interrupted)
         with pytest.raises(KeyboardInterrupt):
             loop.step()
-    assert loop.active == 2
+    assert loop.active == 3
     ends = {event.request_id: event.result.finish_reason for event in drain(loop) if event.result}
-    assert ends == {ended: FinishReason.CANCELLED, other: FinishReason.LENGTH}
+    assert ends == {ended: FinishReason.CANCELLED, **dict.fromkeys(others, FinishReason.LENGTH)}
     assert (loop.active, loop.is_idle, loop.has_room) == (0, True, True)
 
 
