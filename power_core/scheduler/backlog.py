@@ -8,15 +8,15 @@ the step in which it happens: an undone step undoes the proposal alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from attrs import define, field, frozen
-from numpy.typing import NDArray
 
 from power_core.drafter import Drafter, DrafterRequirements, DraftRequest, DraftSession, HiddenRows, Proposal
 from power_core.errors import DrafterError
 from power_core.scheduler.costs import CostModel
+from power_core.scheduler.kept_rows import KeptRows
 from power_core.target import TargetModel, TargetSession
 from power_core.types import SeqId, TokenId
 
@@ -41,23 +41,15 @@ class BacklogDrafter:
 
 
 @frozen(eq=False)
-class _KeptRows:
-    """Copies of rows that were committed. By layer float32[rows, hidden]."""
-
-    layers: Mapping[int, NDArray[np.float32]]
-
-    def hidden(self, i: int | slice, layer: int) -> NDArray[np.float32]:
-        return self.layers[layer][i]
-
-
-@frozen(eq=False)
 class _Observed:
     """What an `observe` brought."""
 
     committed: Sequence[TokenId]
-    rows: _KeptRows | None = None
-    count: int = 0
-    position: int = 0
+    rows: KeptRows | None = None
+
+    @property
+    def count(self) -> int:
+        return 0 if self.rows is None else self.rows.count
 
 
 @define
@@ -92,7 +84,7 @@ class BacklogSession:
         sequence = self._sequences[seq]
         if sequence.untold:
             whole = _joined(sequence.untold)
-            rows = None if whole.rows is None else HiddenRows(whole.rows, 0, whole.count, whole.position)
+            rows = None if whole.rows is None else whole.rows.told()
             if sequence.base is None:
                 sequence.base = self._session.checkpoint(seq)
             try:
@@ -123,8 +115,10 @@ class BacklogSession:
             sequence.untold.append(_Observed(tuple(committed)))
             return
         block = slice(rows.start, rows.start + rows.count)
-        kept = _KeptRows({layer: rows.rows.hidden(block, layer).copy() for layer in self._layers})
-        sequence.untold.append(_Observed(tuple(committed), kept, rows.count, rows.position))
+        states = {layer: rows.rows.hidden(block, layer) for layer in self._layers}
+        if not isinstance(rows.rows, KeptRows):  # those are copies already
+            states = {layer: values.copy() for layer, values in states.items()}
+        sequence.untold.append(_Observed(tuple(committed), KeptRows(states, rows.position, rows.count)))
         sequence.rows += rows.count
 
     def checkpoint(self, seq: SeqId) -> object:
@@ -169,9 +163,8 @@ def catch_up(session: DraftSession, seq: SeqId, name: str, costs: CostModel, clo
 def _joined(parts: Sequence[_Observed]) -> _Observed:
     """Several observations as one."""
     committed = [token for part in parts for token in part.committed]
-    found = [part for part in parts if part.rows is not None]
+    found = [part.rows for part in parts if part.rows is not None]
     if not found:
         return _Observed(committed)
-    kept = [part.rows.layers for part in found if part.rows is not None]
-    layers = {layer: np.concatenate([each[layer] for each in kept]) for layer in kept[0]}
-    return _Observed(committed, _KeptRows(layers), sum(part.count for part in found), found[0].position)
+    layers = {layer: np.concatenate([rows.layers[layer] for rows in found]) for layer in found[0].layers}
+    return _Observed(committed, KeptRows(layers, found[0].position, sum(rows.count for rows in found)))

@@ -96,6 +96,10 @@ class Hit:
         store = self._cache.stores[part] if store is None else store
         store.load(seq, self._entry.parts[part], self.length)
 
+    def part(self, part: str) -> Snapshot | None:
+        """The whole of *part*, whatever `length` is, or None where the entry has none."""
+        return self._entry.parts.get(part)
+
     def release(self) -> None:
         """The entry may be evicted. Idempotent."""
         if self._is_held:

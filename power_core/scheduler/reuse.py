@@ -5,26 +5,30 @@ Memory that can be cut is kept when its request ends, the answer included where 
 Memory that cannot is of use only whole, so it is kept while the prompt is evaluated, where another prompt
 may want to go on: before its last rows, and where it parts from what is kept already.
 
-Drafters need nothing here. They are given the whole prompt when a request begins; those that read hidden
-states see the rows that were evaluated, which then begin later.
+Drafters are given the whole prompt when a request begins. Those that read hidden states are told of the last reused
+rows, where the entry was kept by a request whose drafter read the same blocks, and else of what is evaluated alone.
 """
 
 from __future__ import annotations
 
+from typing import cast
+
 import structlog
 
-from power_core.prefix import PrefixStore
+from power_core.prefix import PrefixStore, Snapshot
 from power_core.request import GenerationRequest
+from power_core.scheduler.kept_rows import KeptRows, RowHistory, row_snapshot
 from power_core.scheduler.prefix import ReuseRule, cache_key
 from power_core.scheduler.prompt_cache import Hit, PromptCache
 from power_core.scheduler.sequence import Sequence
 from power_core.shapes import ShapeProfile
 from power_core.target import TargetSession
 
-__all__ = ["TARGET", "PromptReuse"]
+__all__ = ["HIDDEN", "TARGET", "PromptReuse"]
 
 log = structlog.get_logger("power.prompt_cache")
 TARGET = "target"  # the part of a request's state that is cached
+HIDDEN = "hidden"  # the part that drafters are told of; a request does without where there is none
 LEAST_KEPT = 32  # tokens; fewer are evaluated as fast as they are copied
 
 
@@ -54,6 +58,7 @@ class PromptReuse:
         if request.prompt_cache_key is None:
             return
         sequence.cache_key = key = self._key(request)
+        self._begin_history(sequence)
         hit = self.cache.lookup(key, request.prompt, self._rule, (TARGET,))
         if hit is not None:
             with hit:
@@ -71,6 +76,25 @@ class PromptReuse:
             return
         sequence.counts.reused = sequence.evaluated_prompt = hit.length
         log.debug("prompt reused", request=sequence.request_id, tokens=hit.length, of=sequence.num_prompt)
+        self._tell(sequence, hit)
+
+    def _begin_history(self, sequence: Sequence) -> None:
+        """Have the rows that the draft is told of copied, as far as they may be kept."""
+        draft = sequence.draft
+        if draft is None or not draft.needs.hidden_layers or HIDDEN not in self.cache.stores:
+            return
+        limit = self._session.context_size if self._store.can_cut and self._mixable else sequence.num_prompt
+        sequence.drafting.history = RowHistory(draft.needs.hidden_layers, limit)
+
+    def _tell(self, sequence: Sequence, hit: Hit) -> None:
+        """Tell the draft of the last rows of *hit*, where their states are known in all blocks that it reads."""
+        snapshot = hit.part(HIDDEN)
+        history = None if sequence.draft is None else sequence.drafting.history
+        if history is None or snapshot is None:
+            return
+        rows = history.begin(cast("KeptRows", snapshot.payload), hit.length)
+        if rows is not None:
+            sequence.drafting.tell_reused(rows)
 
     def _key(self, request: GenerationRequest) -> str:
         return cache_key(
@@ -120,10 +144,20 @@ class PromptReuse:
         except Exception as exc:  # noqa: BLE001 - a copy that fails costs time later, and nothing now
             log.warning("a prompt could not be kept", request=sequence.request_id, error=str(exc))
             return
-        if snapshot is not None:
-            prefilled = min(length, sequence.num_prompt)
-            kept = self.cache.store(key, tokens, {TARGET: snapshot}, prefilled=prefilled)
-            log.debug("prompt kept", request=sequence.request_id, tokens=length, bytes=snapshot.nbytes, kept=kept)
+        if snapshot is None:
+            return
+        parts, prefilled = self._parts(sequence, length, snapshot), min(length, sequence.num_prompt)
+        nbytes = sum(part.nbytes for part in parts.values())
+        kept = self.cache.store(key, tokens, parts, prefilled=prefilled)
+        log.debug("prompt kept", request=sequence.request_id, tokens=length, bytes=nbytes, kept=kept)
+
+    def _parts(self, sequence: Sequence, length: int, target: Snapshot) -> dict[str, Snapshot]:
+        """*target* and what its drafter was told of, unless the entry would exceed the cache's bound for it."""
+        history = None if sequence.draft is None else sequence.drafting.history
+        rows = None if history is None else history.last(length)
+        if rows is None or target.nbytes + rows.nbytes > self.cache.max_bytes:
+            return {TARGET: target}
+        return {TARGET: target, HIDDEN: row_snapshot(rows)}
 
 
 def _settings_digest(profile: ShapeProfile, context_size: int) -> str:

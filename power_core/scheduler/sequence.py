@@ -15,6 +15,7 @@ from power_core.request import Counts, GenerationRequest
 from power_core.sampling import Sampler
 from power_core.scheduler.admission import Deadline, Ticket
 from power_core.scheduler.drafting import OpenDraft
+from power_core.scheduler.kept_rows import RowHistory
 from power_core.scheduler.policy import RequestWidth
 from power_core.target import RowBatch, Rows, TargetSession
 from power_core.transaction import Participant, Transaction
@@ -303,12 +304,23 @@ class TargetParticipant:
 
 
 class DraftParticipant:
-    """The draft's state of one sequence."""
+    """
+    The draft's state of one sequence.
+
+    Attributes:
+        history: What it was told of, where that may be kept with the prompt; else None.
+    """
 
     def __init__(self, sequence: Sequence, draft: OpenDraft) -> None:
         self._sequence = sequence
         self._draft = draft
         self._observed = 0  # target rows the draft has seen
+        self.history: RowHistory | None = None
+
+    def tell_reused(self, rows: HiddenRows) -> None:
+        """Tell the draft, which has begun and knows of no row yet, of the last rows that a hit brought."""
+        self._observed = rows.position + rows.count
+        self._draft.call(self._draft.session.observe, self._sequence.seq, (), rows)
 
     def checkpoint(self) -> object:
         return _Mark(self._observed, self._draft.call(self._draft.session.checkpoint, self._sequence.seq))
@@ -321,6 +333,8 @@ class DraftParticipant:
         if self._draft.needs.hidden_layers and member.rows is not None and end > self._observed:
             skip = max(self._observed - member.base, 0)
             rows = HiddenRows(member.rows, member.start + skip, n - skip, member.base + skip)
+            if self.history is not None:
+                rows = self.history.add(rows)
         self._observed = max(end, self._observed)
         if member.chosen or rows is not None:
             self._draft.call(self._draft.session.observe, self._sequence.seq, member.chosen, rows)
@@ -328,4 +342,6 @@ class DraftParticipant:
     def restore(self, checkpoint: object) -> None:
         mark = cast("_Mark", checkpoint)
         self._observed = mark.position
+        if self.history is not None:
+            self.history.cut(mark.position)
         self._draft.call(self._draft.session.restore, self._sequence.seq, mark.retained)

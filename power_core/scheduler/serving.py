@@ -11,12 +11,13 @@ from power_core.prefix import PrefixSource
 from power_core.scheduler.admission import AdmissionController, Permit
 from power_core.scheduler.cache_disk import DiskTier
 from power_core.scheduler.costs import CostModel
+from power_core.scheduler.kept_rows import RowStore
 from power_core.scheduler.loop import StepLoop
 from power_core.scheduler.policy import WidthPolicy
 from power_core.scheduler.prompt_cache import PromptCache
 from power_core.scheduler.queue import MAX_WAITING, RequestQueue
 from power_core.scheduler.replica_loop import ReplicaLoop
-from power_core.scheduler.reuse import TARGET, PromptReuse
+from power_core.scheduler.reuse import HIDDEN, TARGET, PromptReuse
 from power_core.shapes import ExactnessLevel
 from power_core.target import TargetSession
 from power_core.types import Capability
@@ -95,9 +96,8 @@ def make_cache(serving: Serving, session: TargetSession, *, allow_unverified: bo
     disk = None
     if serving.cache_dir is not None:
         disk = DiskTier(serving.cache_dir, max_bytes=4 * serving.cache_bytes, ttl=serving.cache_ttl_s)
-    return PromptCache(
-        {TARGET: session.prefix_store()}, max_bytes=serving.cache_bytes, ttl=serving.cache_ttl_s, disk=disk
-    )
+    stores = {TARGET: session.prefix_store(), HIDDEN: RowStore()}
+    return PromptCache(stores, max_bytes=serving.cache_bytes, ttl=serving.cache_ttl_s, disk=disk)
 
 
 def make_reuse(cache: PromptCache | None, session: TargetSession, model_digest: str) -> PromptReuse | None:

@@ -7,7 +7,7 @@ import pytest
 from power_core.scheduler.admission import AdmissionController
 from power_core.scheduler.queue import MAX_WAITING
 from power_core.scheduler.replica_loop import ReplicaLoop
-from power_core.scheduler.reuse import TARGET
+from power_core.scheduler.reuse import HIDDEN, TARGET
 from power_core.scheduler.serving import (
     DEFAULT_CACHE_BYTES,
     Serving,
@@ -47,7 +47,7 @@ def test_a_cache_has_the_bounds_of_the_engine(tmp_path):
     """The folder may hold four times what memory does."""
     serving = Serving(cache_bytes=1000, cache_ttl_s=60.0, cache_dir=tmp_path / "kept")
     cache = make_cache(serving, open_session(), allow_unverified=False)
-    assert (cache.max_bytes, cache.ttl, [*cache.stores]) == (1000, 60.0, [TARGET])
+    assert (cache.max_bytes, cache.ttl, [*cache.stores]) == (1000, 60.0, [TARGET, HIDDEN])
     assert (cache.disk.folder, cache.disk.max_bytes, cache.disk.ttl) == (tmp_path / "kept", 4000, 60.0)
     plain = make_cache(Serving(), open_session(), allow_unverified=False)
     assert (plain.max_bytes, plain.ttl, plain.disk) == (DEFAULT_CACHE_BYTES, None, None)
