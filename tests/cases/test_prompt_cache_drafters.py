@@ -1,8 +1,8 @@
-"""Kept prompts under drafters with weights: a hit begins their state anew, and changes nothing (case 22)."""
+"""Kept prompts under drafters with weights: a hit changes nothing, their proposals neither (case 22)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,8 +14,10 @@ from power_core.artifacts import Provenance
 from power_core.artifacts.admission import admit
 from power_core.artifacts.matching import installed_contracts
 from power_core.config import PowerConfig
+from power_core.drafter import DraftRequest, Proposal
 from power_core.engine import Engine
 from power_core.runtime import Runtime
+from power_core.scheduler.kept_rows import MOST_TOLD
 from power_core.testing.gguf import tiny_hybrid, tiny_llama
 from power_core.testing.gguf_drafts import tiny_dflash, tiny_dflash2, tiny_dspark, tiny_mtp
 
@@ -70,6 +72,32 @@ def check(engine: Engine, repeats: int) -> None:
 def test_random_drafters(opened: Callable[[str, str], Engine], target: str, strategy: str) -> None:
     """Also on memory that cannot be cut, where a rejection goes back to a checkpoint taken after the hit."""
     check(opened(target, strategy), 3)
+
+
+@pytest.mark.parametrize(("target", "strategy"), CELLS)
+def test_a_hit_proposes_what_a_cold_start_does(
+    opened: Callable[[str, str], Engine], target: str, strategy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Token by token, also where hardly a row of the prompt is new: the drafter is told of the states of the others."""
+    engine = opened(target, strategy)
+    session = engine.loop.drafts.get(strategy).session
+    propose, proposed = session.propose, []
+
+    def recorded(requests: Sequence[DraftRequest]) -> Sequence[Proposal]:
+        answers = propose(requests)
+        proposed.extend([*map(int, answer.token_ids)] for answer in answers)
+        return answers
+
+    monkeypatch.setattr(session, "propose", recorded)
+    text = engine.encode(STORY * 8)[: MOST_TOLD - 8]
+    for request in asked_after(text, [engine.encode(end) for end in ENDS]):
+        engine.complete(request.with_(prompt_cache_key=None))
+        cold, proposed[:] = list(proposed), []
+        result = engine.complete(request)
+        assert any(cold)
+        assert proposed == cold
+        proposed.clear()
+    assert result.counts.reused > len(text) - 16
 
 
 @pytest.mark.slow
