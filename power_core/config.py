@@ -38,7 +38,7 @@ _MOST = 1 << 20  # bytes of a file
 _OTHER_VARIABLES = frozenset({"POWER_ARTIFACTS_DIR", "POWER_BLOCK_PLUGINS", "POWER_CONFIG", "POWER_DEBUG"})
 # A variable this like a key's is a typo; the prefix is too common a word to refuse every other name.
 _TYPO = 0.85
-_TRUTH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+_TRUTH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 _SAMPLING = (
     "temperature",
     "top_k",
@@ -402,12 +402,13 @@ def _plugin_tables(table: Any, source: str = "PowerConfig(sections=)") -> Mappin
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     keys = {PREFIX + key.upper(): attribute for key, attribute in _keys().items()}
     found = {}
+    flags = {PREFIX + _flag_name(key)[2:].replace("-", "_").upper(): PREFIX + key.upper() for key in _keys()}
     for name, value in environ.items():
         if name in keys:
             if value != "":  # an empty variable is one that was switched off
                 found[keys[name].name] = _read_value(value, keys[name].type)
-        elif _looks_like_key(name, keys):
-            raise unknown_name(f"unknown variable {name}", name, keys, "environment")
+        elif name in flags or _looks_like_key(name, keys):
+            raise unknown_name(f"unknown variable {name}", flags.get(name, name), keys, "environment")
     return found
 
 
@@ -422,7 +423,7 @@ def _read_value(text: str, wanted: Any) -> Any:
     readers: dict[str, Callable[[str], Any]] = {
         type_name(int): int,
         type_name(float): float,
-        type_name(bool): _TRUTH.__getitem__,
+        type_name(bool): lambda spelt: _TRUTH[spelt.lower()],
     }
     try:
         return readers.get(type_name(wanted), str)(text)

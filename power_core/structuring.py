@@ -72,7 +72,7 @@ def type_name(wanted: Any) -> str:
     """
     if get_origin(wanted) in (Union, types.UnionType):
         return " or ".join(type_name(part) for part in get_args(wanted) if part is not type(None))
-    if isinstance(wanted, type) and issubclass(wanted, Enum):
+    if _is_enum(wanted):
         return " or ".join(repr(member.value) for member in wanted)
     names = {int: "an integer", float: "a number", bool: "true or false", str: "a string", Path: "a path"}
     return names.get(wanted, str(wanted if get_origin(wanted) else getattr(wanted, "__name__", wanted)))
@@ -100,10 +100,10 @@ def _to_bool(value: Any, _type: type[bool]) -> bool:
     return value
 
 
-def _to_str(value: Any, _type: type[str]) -> str:
+def _to_str(value: Any, wanted: type[str]) -> str:
     if not isinstance(value, str) or "\0" in value:  # no name and no path has one, and C code would cut it there
         raise TypeError("not a string")
-    return value
+    return wanted(value) if _is_enum(wanted) else value  # cattrs gives a `StrEnum` to the hook of `str`
 
 
 def _to_path(value: Any, _type: type[Path]) -> Path:
@@ -115,6 +115,10 @@ def _to_sequence(value: Any, wanted: Any) -> Any:
         raise TypeError("not a list")
     (part, *_) = get_args(wanted)
     return get_origin(wanted)(_converter.structure(item, part) for item in value)
+
+
+def _is_enum(wanted: Any) -> bool:
+    return isinstance(wanted, type) and issubclass(wanted, Enum)
 
 
 def _is_sequence(wanted: Any) -> bool:

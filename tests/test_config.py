@@ -19,6 +19,11 @@ from power_core.structuring import type_name
 from power_core.testing import RandomDrafter, scripted_plugins
 
 
+class Tone(StrEnum):
+    HIGH = "high"
+    LOW = "low"
+
+
 @frozen
 class EchoConfig:
     """Section of a plugin that does not exist."""
@@ -31,6 +36,7 @@ class EchoConfig:
     floor: int | None = attrs.field(default=None, validator=attrs.validators.optional(attrs.validators.ge(0)))
     mode: str = attrs.field(default="a", validator=attrs.validators.in_(("a", "b")))
     share: float = attrs.field(default=0.0)
+    tone: Tone = attrs.field(default=Tone.HIGH, converter=Tone)
 
     @share.validator
     def _is_share(self, _attribute: Any, value: float) -> None:
@@ -125,6 +131,22 @@ def test_sampling_ranges_are_those_of_a_request(tmp_path: Path, key: str, text: 
     config = load(tmp_path, environ={f"POWER_{key.upper()}": text})
     with pytest.raises(ConfigError, match=f"POWER_{key.upper()}: {key} is"):
         config.sampling()
+
+
+@pytest.mark.parametrize(("name", "key"), [
+    ("POWER_SPEC", "POWER_SPEC_MODE"), ("POWER_ARTIFACT", "POWER_SPEC_ARTIFACT"),
+    ("POWER_DRAFT_MAX", "POWER_SPEC_DRAFT_MAX"), ("POWER_WIDTH_POLICY", "POWER_SPEC_WIDTH_POLICY"),
+])  # fmt: skip
+def test_a_variable_that_is_named_after_a_flag_is_led_to_its_key(tmp_path: Path, name: str, key: str) -> None:
+    """Whoever knows the flag tries it, and would not see that nothing came of it."""
+    with pytest.raises(ConfigError, match=f"unknown variable {name} .*did you mean '{key}'"):
+        load(tmp_path, environ={name: "off"})
+
+
+@pytest.mark.parametrize(("text", "value"), [("TRUE", True), ("on", True), ("Yes", True), ("OFF", False), ("0", False)])
+def test_truth_is_spelt_in_many_ways(tmp_path: Path, text: str, value: bool) -> None:
+    """A variable is text, and other programs take these."""
+    assert load(tmp_path, environ={"POWER_ALLOW_UNVERIFIED": text}).allow_unverified is value
 
 
 def test_variables_of_others_are_left_alone(tmp_path: Path) -> None:
@@ -225,6 +247,8 @@ def test_a_byte_order_mark_is_no_key(tmp_path: Path) -> None:
         ("place = 5", "expected a path"),
         ("floor = -1", "[plugin.echo]"),
         ("mode = 'c'", "[plugin.echo]: 'mode' must be in ('a', 'b') (got 'c')"),
+        ("tone = 'c'", "[plugin.echo] tone: tone is 'c' (expected 'high' or 'low')"),
+        ("tone = 1", "[plugin.echo] tone: tone is 1 (expected 'high' or 'low')"),
         ("share = 2", "[plugin.echo]: share is 2.0 (expected a number from 0 to 1)"),
     ],
 )
