@@ -38,7 +38,7 @@ def added_models() -> dict[str, ModelSource]:
         ConfigError: The record is damaged.
     """
     return {
-        name: ModelSource(partial(_locate, name, Path(path)), description=f"added by the user: {path}")
+        name: ModelSource(partial(_locate, name, Path(path)), description="added by the user")
         for name, path in _read().items()
     }
 

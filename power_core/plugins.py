@@ -52,12 +52,22 @@ class PluginFailure:
 
 @define
 class PluginSet:
-    """Everything found at start-up."""
+    """
+    Everything found at start-up.
+
+    Args:
+        registry: What the loaded ones provide.
+        loaded: Plugins that loaded.
+        failures: Plugins that did not.
+        blocked: Names of those that `POWER_BLOCK_PLUGINS` kept out.
+        blocked_in_vain: Names in that variable that no installed plugin has.
+    """
 
     registry: Registry
     loaded: list[LoadedPlugin] = Factory(list)
     failures: list[PluginFailure] = Factory(list)
     blocked: list[str] = Factory(list)
+    blocked_in_vain: list[str] = Factory(list)
 
 
 def blocked_names(environ: Mapping[str, str]) -> frozenset[str]:
@@ -86,6 +96,7 @@ def load_plugins(points: Iterable[EntryPoint] | None = None, environ: Mapping[st
             result.blocked.append(point.name)
             continue
         _load_one(manager, point, result)
+    result.blocked_in_vain = sorted(blocked.difference(result.blocked))
     return result
 
 

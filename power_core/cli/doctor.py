@@ -93,6 +93,8 @@ def _look_around(report: Report, state: State) -> None:
         report.problems.append(f"plugin {failure.name!r} failed to load: {failure.cause}")
     for name in found.blocked:
         report.problems.append(f"plugin {name!r} is blocked by POWER_BLOCK_PLUGINS")
+    for name in found.blocked_in_vain:
+        report.problems.append(f"POWER_BLOCK_PLUGINS names {name!r}, and no installed plugin has that name")
 
 
 def _look_at_model(report: Report, state: State, flags: Mapping[str, Any]) -> None:

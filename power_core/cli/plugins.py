@@ -36,6 +36,7 @@ def plugins(state: State, as_json: bool) -> None:
             for f in found.failures
         ],
         "blocked": found.blocked,
+        "blocked_in_vain": found.blocked_in_vain,
     }
     if as_json:
         print_json(document)
@@ -58,4 +59,5 @@ def _print(document: dict[str, Any]) -> None:
         rows.append((item["name"], item["distribution"], item["version"], provides or "nothing"))
     rows += [(f["name"], f["distribution"], f["version"], f"FAILED: {f['cause']}") for f in document["failed"]]
     rows += [(name, "-", "-", "blocked by POWER_BLOCK_PLUGINS, not imported") for name in document["blocked"]]
+    rows += [(name, "-", "-", "in POWER_BLOCK_PLUGINS, but no plugin's name") for name in document["blocked_in_vain"]]
     print_table(rows)

@@ -19,13 +19,19 @@ __all__ = ["simulate"]
 @click.command()
 @click.argument("traces", metavar="TRACE...", type=file_path(), nargs=-1, required=True)
 @click.option(
-    "--cost-curve", metavar="FILE", type=file_path(), required=True, help="What a step of n rows costs; see the docs."
+    "--cost-curve",
+    metavar="FILE",
+    type=file_path(),
+    required=True,
+    help="What a step of n rows costs.",
 )
 @click.option("--rollback", type=click.IntRange(min=0), metavar="S", help="Resident rollback rows of the target.")
 @json_option
 def simulate(traces: tuple[Path, ...], cost_curve: Path, rollback: int | None, as_json: bool) -> None:
     """
     Replay recorded acceptance against another machine's costs.
+
+    A TRACE is what a `RecordingPolicy` wrote: docs/policies.md shows how, and the form of both files.
 
     Prints each width policy's speed over plain decoding, one row a workload, and the oracle: the best
     length of every round in hindsight.

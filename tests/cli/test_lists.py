@@ -18,7 +18,7 @@ from power_core.cli.doctor import break_even
 from power_core.errors import BackendError
 from power_core.hookspecs import hookimpl
 from power_core.names import NAME_RULE
-from power_core.plugins import PluginFailure
+from power_core.plugins import PluginFailure, load_plugins
 from power_core.testing import ScriptedBackend, ScriptedTarget, inline_plugin, padded_class
 
 Power = Callable[..., Result]
@@ -59,6 +59,18 @@ def test_plugins_shows_failed_and_blocked_ones(power: Power, toy: Any, monkeypat
     assert "FAILED: ModuleNotFoundError: No module named 'x'" in lines
     assert "blocked by POWER_BLOCK_PLUGINS" in lines
     assert "failed to load: ModuleNotFoundError" in power("doctor").stdout
+
+
+def test_a_name_that_blocks_nothing_is_shown(power: Power, toy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A distribution's name is no plugin's: who blocked it would think that it is out."""
+    toys = inline_plugin("toys", object())
+    monkeypatch.setattr(
+        "power_core.cli.state.load_plugins", lambda: load_plugins([toys], {"POWER_BLOCK_PLUGINS": "toys,power-toys"})
+    )
+    found = json.loads(power("plugins", "--json").stdout)
+    assert (found["blocked"], found["blocked_in_vain"]) == (["toys"], ["power-toys"])
+    assert "in POWER_BLOCK_PLUGINS, but no plugin's name" in power("plugins").stdout
+    assert "names 'power-toys', and no installed plugin has that name" in power("doctor").stdout
 
 
 def test_models_can_be_added_used_and_removed(power: Power, toy: Any, tmp_path: Path) -> None:
