@@ -24,6 +24,7 @@ class Reader:
     def __init__(self, layers, known):
         self.layers, self.known = layers, known
         self.state, self.proposed, self.told = {}, [], []
+        self.interrupt_in = 0  # observations
 
     def requirements(self):
         return DrafterRequirements(hidden_layers=self.layers)
@@ -35,6 +36,9 @@ class Reader:
         self.state[seq] = ([*tokens], [])
 
     def observe(self, seq, committed, rows):
+        self.interrupt_in -= 1
+        if self.interrupt_in == 0:
+            raise KeyboardInterrupt
         tokens, told = self.state[seq]
         tokens.extend(committed)
         for i in range(0 if rows is None else rows.count):
@@ -181,6 +185,19 @@ def test_a_failure_after_a_hit_leaves_nothing_stale(make_lab, name):
         target.faults.at = {}
         _, told, reused = drafted(lab, readers["both"], keyed((*PREFIX, 1, 3)))
         assert (reused >= len(PREFIX) - 8, told[0]) == (True, 0)
+
+
+@pytest.mark.parametrize("number", range(1, 6))
+def test_an_interrupted_step_leaves_no_row_behind(make_lab, number):
+    """It is done again, and its rows come again: the entry has each of them once."""
+    lab, readers, _ = make(make_lab, tells_late=False, prefill_chunk=40)
+    readers["both"].interrupt_in = number
+    request_id = lab.submit(keyed((*PREFIX, 1)))
+    with pytest.raises(KeyboardInterrupt):
+        lab.drain()
+    lab.drain()
+    lab.check_same(keyed((*PREFIX, 1)), lab.results[request_id])
+    assert drafted(lab, readers["both"], keyed((*PREFIX, 1, 3)))[1][0] == 0
 
 
 TAILS = st.lists(st.integers(0, 3), max_size=3)

@@ -24,6 +24,7 @@ class Store:
     def __init__(self):
         self.held = 0
         self.loaded = []
+        self.freed = []
 
     def make(self, length, nbytes=10, can_cut=True):
         self.held += nbytes
@@ -35,6 +36,8 @@ class Store:
         self.loaded.append((seq, length))
 
     def free(self, snapshot):
+        assert snapshot.payload not in self.freed
+        self.freed.append(snapshot.payload)
         self.held -= snapshot.nbytes
         assert self.held >= 0
 
@@ -224,6 +227,10 @@ class Cache(RuleBasedStateMachine):
     def release(self, hit, twice):
         if hit is not None:
             hit.load("target", 0)
+            beside = hit.part("draft")
+            assert beside is None or (
+                beside.length == len(hit._entry.tokens) and beside.payload not in self.store.freed
+            )
             hit.release()
             if twice:
                 hit.release()
