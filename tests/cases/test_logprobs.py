@@ -62,6 +62,6 @@ def test_the_command_line_reports_them(power: Any) -> None:
     args = ("generate", "--raw", CAPITAL, "--max-tokens", 5, "--logprobs")
     found = json.loads(power(*args, 2, "--json").stdout)
     assert len(found["logprobs"]) == len(found["token_ids"]) == 5
-    refused = power(*args, -1)
+    refused = power(*args, -1, "--json")
     assert (refused.exit_code, refused.stdout, refused.stderr.count("\n")) == (2, "", 1)
     assert "logprobs" in refused.stderr
