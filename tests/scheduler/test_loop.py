@@ -142,6 +142,18 @@ def test_a_request_whose_drafter_fails_ends_and_the_others_go_on(loop, at):
     assert loop.is_idle
 
 
+def test_a_request_whose_token_cannot_be_chosen_ends_and_the_others_go_on():
+    """Whatever reading a row raises: the step is undone for this request alone."""
+    target = ScriptedTarget(vocab_size=24, faults=Faults({"rows.greedy": 1}))
+    loop = StepLoop(
+        target.open_session(SessionOptions(max_sequences=2, max_rows=8)), target.tokenizer, open_strategy=None
+    )
+    failing, other = (loop.submit(GenerationRequest((1, 2), max_tokens=3)) for _ in range(2))
+    ends = {event.request_id: event.result for event in drain(loop) if event.result}
+    assert (ends[failing].finish_reason, ends[failing].token_ids) == (FinishReason.ERROR, ())
+    assert (ends[other].finish_reason, len(ends[other].token_ids)) == (FinishReason.LENGTH, 3)
+
+
 def interrupted(*_args):
     raise KeyboardInterrupt
 
