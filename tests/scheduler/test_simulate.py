@@ -154,8 +154,12 @@ def test_a_workload_is_all_tokens_over_all_time():
     other = chance_trace(40, 0.5, seed=1)
     other.strategy = "other"
     traces, costs = [trace((50, 3)), other], fixed_curve([1.0, 1.5, 1.75, 2.0], {"s": [0.25], "other": [0.5]})
-    policies = {"fixed 3": FixedPolicy(3), "adaptive": AdaptivePolicy(), "cost-aware": CostAwarePolicy(lambda: costs)}
-    result = compare("w", iter(traces), costs, rollback=2)
+    policies = {
+        "fixed 3": FixedPolicy(3),
+        "adaptive": AdaptivePolicy(),
+        "cost-aware": CostAwarePolicy(lambda: costs, (2, 4)),
+    }
+    result = compare("w", iter(traces), costs, rollback=2, rows=(2, 4))
     for name, policy in policies.items():
         assert result.speeds[name] == 90 / sum(replay(policy, one, costs, rollback=2).cost for one in traces)
     assert (result.workload, result.tokens) == ("w", 90)
