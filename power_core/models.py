@@ -17,7 +17,7 @@ import platformdirs
 from power_core.errors import ArtifactError, CapabilityError, ConfigError
 from power_core.hookspecs import ModelSource
 from power_core.locks import locked
-from power_core.names import NAME_RULE, is_name, one_of
+from power_core.names import NAME_RULE, is_address, is_name, one_of
 
 if TYPE_CHECKING:  # models are listed without numpy, which it needs
     from power_core.target import TargetBackend
@@ -116,7 +116,12 @@ def _existing(path: str | Path) -> Path:
     except (OSError, RuntimeError, ValueError) as exc:  # no such user; a NUL in it
         cause = "no such file" if isinstance(exc, FileNotFoundError) else getattr(exc, "strerror", None) or exc
         raise ArtifactError(
-            f"{cause}", who="models", where=f"{path!s:.200}", got=path, expected="a model file"
+            f"{cause}",
+            who="models",
+            where=f"{path!s:.200}",
+            got=path,
+            expected="a model file",
+            fix="nothing is fetched here: download it first" if is_address(str(path)) else None,
         ) from exc
     if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):
         raise ArtifactError("not a regular file", who="models", where=str(file), got=path, expected="a model file")

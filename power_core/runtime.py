@@ -19,7 +19,7 @@ from power_core.hookspecs import ModelSource
 from power_core.host import apply_host, host_facts
 from power_core.log import log_quietly
 from power_core.models import added_models
-from power_core.names import one_of
+from power_core.names import is_address, one_of
 from power_core.plugins import PluginSet, load_plugins
 from power_core.scheduler.admission import AdmissionController, Deadline
 from power_core.scheduler.chains import chain_names
@@ -313,7 +313,8 @@ class Runtime:
         """The backend called *name*, or the first that knows the format of *path*."""
         if not path.is_file() and not path.is_dir():
             found = "not a regular file" if path.exists() else "no such file"
-            raise ArtifactError(found, who="open", where=str(path), expected="a model file", fix="check the path")
+            fix = "nothing is fetched here: download it first" if is_address(str(path)) else "check the path"
+            raise ArtifactError(found, who="open", where=str(path), expected="a model file", fix=fix)
         for item in self.registry.targets if name is None else [self.registry.targets.get(name)]:
             backend: TargetBackend = make_configured(self.config, item)
             if backend.claims(path):

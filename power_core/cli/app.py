@@ -105,12 +105,20 @@ class PowerGroup(click.Group):
             return _complain(f"{exc.ctx.command_path}: no command was named; see `{exc.ctx.command_path} --help`")
         except click.ClickException as exc:
             context = getattr(exc, "ctx", None)
+            if isinstance(exc, click.NoSuchOption) and context and (begun := _begun_with(exc.option_name, context)):
+                exc = click.NoSuchOption(exc.option_name, possibilities=begun, ctx=context)
             return _complain(f"{context.command_path if context else 'power'}: {exc.format_message()}")
         except Exception as exc:
             if os.environ.get("POWER_DEBUG") == "1":
                 raise
             return _explain(exc)
         return code if isinstance(code, int) else 0
+
+
+def _begun_with(text: str, context: click.Context) -> list[str]:
+    """Options that *text* abbreviates: likelier meant than those that click finds to be like it."""
+    names = (name for option in context.command.get_params(context) for name in option.opts)
+    return sorted(name for name in names if name.startswith(text))
 
 
 def _explain(exc: Exception) -> int:

@@ -71,6 +71,8 @@ class _FilePath(click.Path):
     """A path to an existing file, or a pipe; a device may never end."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "-" and not Path("-").exists():
+            self.fail("File '-' does not exist; /dev/stdin is standard input.", param, ctx)
         path: Any = super().convert(value, param, ctx)
         if (path.is_char_device() or path.is_block_device()) and str(path) not in _DEVICES:
             self.fail(f"{str(path)!r} is a device, not a file.", param, ctx)

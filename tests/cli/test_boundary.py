@@ -117,6 +117,14 @@ def test_json_is_exactly_one_document(power: Power, args: tuple[str, ...]) -> No
     ("args", "said"),
     [
         (("--nonsense",), "No such option"),
+        (("generate", "x", "--temp", "1"), "No such option '--temp'. Did you mean '--temperature'?"),
+        (("generate", "-f", "-"), "File '-' does not exist; /dev/stdin is standard input."),
+        (("receipt", "verify", "-"), "File '-' does not exist; /dev/stdin is standard input."),
+        (
+            ("generate", "x", "--model", "https://example.org/m.gguf"),
+            "no such file (expected a model file); nothing is",
+        ),
+        (("models", "add", "x", "https://example.org/m.gguf"), "no such file (expected a model file); nothing is"),
         (("generat", "x"), "did you mean 'generate'?"),
         (("generate", "x", "--max-tokens", "many"), "'many' is not a valid integer"),
         (("generate", "x", "--temperature", "-1"), "--temperature: temperature is -1.0 (expected"),
