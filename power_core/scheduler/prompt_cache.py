@@ -28,7 +28,7 @@ from power_core.scheduler.cache_disk import DiskEntry, DiskTier, PartShape
 from power_core.scheduler.prefix import ReuseRule, common_prefix
 from power_core.types import SeqId, TokenId
 
-__all__ = ["CacheCounters", "Hit", "PromptCache"]
+__all__ = ["CacheCounters", "Hit", "PromptCache", "entry_bytes"]
 
 log = structlog.get_logger("power.prompt_cache")
 
@@ -67,9 +67,14 @@ class _Entry:
         self.tokens = tokens
         self.parts = dict(parts)
         self.prefilled = prefilled
-        self.nbytes = sum(part.nbytes for part in parts.values()) + 8 * len(tokens)
+        self.nbytes = entry_bytes(len(tokens), parts)
         self.used = used
         self.pins = 0
+
+
+def entry_bytes(tokens: int, parts: Mapping[str, Snapshot]) -> int:
+    """What an entry of *tokens* tokens takes: its parts, and the ids."""
+    return sum(part.nbytes for part in parts.values()) + 8 * tokens
 
 
 class Hit:

@@ -19,7 +19,7 @@ from power_core.prefix import PrefixStore, Snapshot
 from power_core.request import GenerationRequest
 from power_core.scheduler.kept_rows import KeptRows, RowHistory, row_snapshot
 from power_core.scheduler.prefix import ReuseRule, cache_key
-from power_core.scheduler.prompt_cache import Hit, PromptCache
+from power_core.scheduler.prompt_cache import Hit, PromptCache, entry_bytes
 from power_core.scheduler.sequence import Sequence
 from power_core.shapes import ShapeProfile
 from power_core.target import TargetSession
@@ -147,17 +147,16 @@ class PromptReuse:
         if snapshot is None:
             return
         parts, prefilled = self._parts(sequence, length, snapshot), min(length, sequence.num_prompt)
-        nbytes = sum(part.nbytes for part in parts.values())
         kept = self.cache.store(key, tokens, parts, prefilled=prefilled)
+        nbytes = entry_bytes(length, parts)
         log.debug("prompt kept", request=sequence.request_id, tokens=length, bytes=nbytes, kept=kept)
 
     def _parts(self, sequence: Sequence, length: int, target: Snapshot) -> dict[str, Snapshot]:
         """*target* and what its drafter was told of, unless the entry would exceed the cache's bound for it."""
         history = None if sequence.draft is None else sequence.drafting.history
         rows = None if history is None else history.last(length)
-        if rows is None or target.nbytes + rows.nbytes > self.cache.max_bytes:
-            return {TARGET: target}
-        return {TARGET: target, HIDDEN: row_snapshot(rows)}
+        parts = {TARGET: target} if rows is None else {TARGET: target, HIDDEN: row_snapshot(rows)}
+        return parts if entry_bytes(length, parts) <= self.cache.max_bytes else {TARGET: target}
 
 
 def _settings_digest(profile: ShapeProfile, context_size: int) -> str:

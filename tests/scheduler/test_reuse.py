@@ -1,12 +1,16 @@
 """What of a prompt is looked up and kept, with a store and a session that only count."""
 
+import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
+from power_core.drafter import DrafterRequirements, HiddenRows
 from power_core.errors import BackendError
 from power_core.prefix import Snapshot
+from power_core.scheduler.drafting import OpenDraft
+from power_core.scheduler.kept_rows import MOST_TOLD, RowStore
 from power_core.scheduler.prompt_cache import PromptCache
-from power_core.scheduler.reuse import LEAST_KEPT, TARGET, PromptReuse
+from power_core.scheduler.reuse import HIDDEN, LEAST_KEPT, TARGET, PromptReuse
 from power_core.target import SessionOptions
 from power_core.testing import one_class, two_classes
 from scheduler.sequences import make_sequence
@@ -61,8 +65,44 @@ class Session:
 def make(profile=None, **store):
     session = Session(profile)
     store = Store(session, **store)
-    cache = PromptCache({TARGET: store}, max_bytes=1 << 20)
+    cache = PromptCache({TARGET: store, HIDDEN: RowStore()}, max_bytes=1 << 20)
     return PromptReuse(cache, session, store, "model"), session, store
+
+
+class Draft:
+    """A drafter's session that is told of rows of block 2, and remembers their places."""
+
+    def __init__(self):
+        self.seen = []
+
+    def begin(self, seq, tokens): ...
+
+    def observe(self, seq, committed, rows):
+        assert not committed
+        assert [*rows.rows.hidden(slice(rows.start, rows.start + rows.count), 2)[:, 0]] == [
+            *range(rows.position, rows.position + rows.count)
+        ]
+        self.seen.append((rows.position, rows.count))
+
+
+class States:
+    """The state of row i in every block is its place."""
+
+    def hidden(self, i, layer):
+        return np.arange(1000, dtype=np.float32)[i, None]
+
+
+def drafting(reuse, prompt, *, layers=(2,), held=None):
+    """A request whose drafter reads *layers*, begun, evaluated up to *held* if that is said, and ended."""
+    draft, sequence = Draft(), keyed(prompt)
+    sequence.bind(Session(), OpenDraft("reader", draft, DrafterRequirements(hidden_layers=layers)))
+    reuse.begin(sequence)
+    if held is not None:
+        sequence.held = reuse._session.held = held
+        start = sequence.counts.reused
+        sequence.drafting.history.add(HiddenRows(States(), start, held - start, start))
+        reuse.end(sequence)
+    return draft.seen, sequence
 
 
 def keyed(prompt, **request):
@@ -251,3 +291,58 @@ def test_one_row_more_than_a_hit_brought_is_worth_a_copy():
     reuse.advance(sequence)
     assert places(reuse, range(42)) == [41]
     assert places(reuse, range(41)) == []
+
+
+def test_a_hit_tells_a_drafter_of_rows_that_end_where_it_ends():
+    """Of the whole entry, of a part of it, and of no more than the bound; then the longer entry has them all."""
+    reuse, _, _ = make()
+    drafting(reuse, range(64), held=64)
+    for prompt, told in ((range(64), (0, 63)), (range(80), (0, 64)), ([*range(40), *[9] * 9], (0, 40))):
+        assert drafting(reuse, prompt)[0] == [told]
+    assert drafting(reuse, range(300), held=300)[0] == [(0, 64)]
+    assert drafting(reuse, range(310))[0] == [(300 - MOST_TOLD, MOST_TOLD)]
+    assert drafting(reuse, [9] * 64)[0] == []
+
+
+def test_a_drafter_of_other_blocks_is_told_nothing():
+    """Nor is one told of what a request without a drafter kept."""
+    reuse, _, _ = make()
+    drafting(reuse, range(64), layers=(2, 3), held=64)
+    assert drafting(reuse, range(80), layers=(2,))[0] == [(0, 64)]
+    assert drafting(reuse, range(80), layers=(2, 4))[0] == []
+    assert drafting(reuse, range(80), layers=())[1].drafting.history is None
+    plain, session, _ = make()
+    ended(plain, session, range(64))
+    assert drafting(plain, range(80))[0] == []
+
+
+def test_states_that_exceed_the_bound_are_left_out():
+    """By one byte here; the target's state is kept all the same, and so it is where there is no place for rows."""
+    for change in (lambda cache: setattr(cache, "max_bytes", 777), lambda cache: cache.stores.pop(HIDDEN)):
+        reuse, _, _ = make()
+        change(reuse.cache)
+        sequence = drafting(reuse, range(64))[1]
+        sequence.held = reuse._session.held = 64
+        if sequence.drafting.history is not None:
+            sequence.drafting.history.add(HiddenRows(States(), 0, 64, 0))
+        reuse.end(sequence)
+        assert (reuse.cache.entries, reuse.cache.nbytes) == (1, 10 + 8 * 64)
+
+
+def test_rows_of_an_answer_are_kept_where_the_answer_is():
+    """Else they would be copied for nothing."""
+    for profile, count in ((None, 44), (two_classes(8), 40)):
+        reuse = make(profile)[0]
+        sequence = drafting(reuse, range(40))[1]
+        sequence.drafting.history.add(HiddenRows(States(), 0, 40, 0))
+        sequence.drafting.history.add(HiddenRows(States(), 40, 4, 40))
+        assert sequence.drafting.history.last(count).count == count
+        assert (sequence.drafting.history.last(44) is None) == (count == 40)
+
+
+def test_rows_of_a_state_that_cannot_be_loaded_are_not_told():
+    """They would be followed by rows of the prompt's beginning."""
+    reuse, _, store = make()
+    drafting(reuse, range(64), held=64)
+    store.fails = True
+    assert drafting(reuse, range(80))[0] == []
