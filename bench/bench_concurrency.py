@@ -5,8 +5,9 @@ Tokens a second of 1, 2, 4 and 8 requests together against the same requests one
 stops, and exits 1 where an output differs from the request's own solo run.
 
 With ``--server LLAMA_SERVER`` a llama.cpp server gets the same requests (model file, threads, context of a slot, token
-ids, limits, samplers; its prompt cache off) in turns with Power, and the ratio of the tokens a second is printed,
-median of the rounds. Its outputs, too, are compared with its own solo runs, without a verdict.
+ids, limits, samplers; its prompt cache off) in turns with Power, and two ratios are printed, medians of the rounds: of
+the tokens a second, and of the tokens a second of processor time, which neighbours hardly move. Its outputs, too, are
+compared with its own solo runs, without a verdict.
 """
 
 from __future__ import annotations
@@ -45,19 +46,23 @@ class Runner:
     Args:
         name: For the report.
         together: Sends requests at the same time; returns the token ids of each.
+        cpu_s: Processor time it has used so far, in seconds.
 
     Attributes:
         alone: The token ids of each request, sent alone.
         alone_s: The seconds that took.
         rates: Number of requests -> tokens a second of each round.
+        cpu_rates: The same of processor time.
         differing: Number of requests -> in the worst round, the outputs that were not those of the solo run.
     """
 
     name: str
     together: Callable[[Sequence[GenerationRequest]], list[Ids]]
+    cpu_s: Callable[[], float]
     alone: list[Ids] = field(factory=list)
     alone_s: list[float] = field(factory=list)
     rates: dict[int, list[float]] = field(factory=dict)
+    cpu_rates: dict[int, list[float]] = field(factory=dict)
     differing: dict[int, int] = field(factory=dict)
 
     def run_alone(self, asked: Sequence[GenerationRequest]) -> None:
@@ -69,12 +74,14 @@ class Runner:
 
     def run(self, asked: Sequence[GenerationRequest]) -> None:
         count = len(asked)
-        started = time.perf_counter()
+        started, used = time.perf_counter(), self.cpu_s()
         outputs = self.together(asked)
-        seconds = time.perf_counter() - started
+        seconds, used = time.perf_counter() - started, self.cpu_s() - used
         wrong = sum(ids != own for ids, own in zip(outputs, self.alone, strict=False))
         self.differing[count] = max(wrong, self.differing.get(count, 0))
-        self.rates.setdefault(count, []).append(sum(map(len, outputs)) / seconds)
+        tokens = sum(map(len, outputs))
+        self.rates.setdefault(count, []).append(tokens / seconds)
+        self.cpu_rates.setdefault(count, []).append(tokens / used)
 
     def solo_rate(self, count: int) -> float:
         """Tokens a second of the first *count* requests, one at a time."""
@@ -83,6 +90,10 @@ class Runner:
     def rate(self, count: int) -> float:
         """Tokens a second of *count* requests together."""
         return statistics.median(self.rates[count])
+
+    def cpu_rate(self, count: int) -> float:
+        """Tokens a second of processor time of *count* requests together."""
+        return statistics.median(self.cpu_rates[count])
 
     def report(self, count: int) -> str:
         solo = self.solo_rate(count)
@@ -132,11 +143,13 @@ def main() -> int:
         runtime = stack.enter_context(Runtime())
         engine = runtime.open(options.model, context_size=CONTEXT, parallel=max(COUNTS), threads=options.threads)
         stack.enter_context(engine)
-        power = Runner("Power", lambda asked: [result.token_ids for result in engine.generate_many(asked)])
+        power = Runner(
+            "Power", lambda asked: [result.token_ids for result in engine.generate_many(asked)], time.process_time
+        )
         runners = [power]
         if options.server is not None:
             server = stack.enter_context(start_server(options, runtime, engine))
-            runners.append(Runner("server", server.together))
+            runners.append(Runner("server", server.together, server.cpu_s))
         asked = requests(engine, options.tokens)
         for runner in runners:
             runner.run_alone(asked)
@@ -147,7 +160,9 @@ def main() -> int:
     for count in COUNTS:
         print(f"{count} together: " + "; ".join(runner.report(count) for runner in runners))
         if len(runners) > 1:
-            print(f"{count} together: Power / server {power.rate(count) / runners[1].rate(count):4.2f}")
+            in_time = power.rate(count) / runners[1].rate(count)
+            in_cpu = power.cpu_rate(count) / runners[1].cpu_rate(count)
+            print(f"{count} together: Power / server {in_time:4.2f}, for the same processor time {in_cpu:4.2f}")
     return int(any(power.differing.values()))
 
 

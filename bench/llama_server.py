@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import socket
 import subprocess
 import tempfile
@@ -80,6 +81,11 @@ class LlamaServer:
         """The token ids of the answers to *requests*, sent at the same time."""
         with ThreadPoolExecutor(len(requests)) as clients:
             return list(clients.map(self._complete, requests))
+
+    def cpu_s(self) -> float:
+        """Processor time the server has used so far, in seconds, as Linux tells it."""
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def _is_ready(self) -> bool:
         connection = http.client.HTTPConnection(HOST, self._port, timeout=5)
