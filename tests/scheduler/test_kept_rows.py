@@ -24,13 +24,14 @@ def states(position, count, layers=LAYERS):
 
 
 class Forward:
-    """The rows of a forward, the sequence's from the second on."""
+    """The rows of a forward, the sequence's from the second to the last but one."""
 
     def __init__(self, rows):
         self.rows = rows
 
     def hidden(self, i, layer):
-        return np.concatenate([np.full((1, 2), np.nan, np.float32), self.rows.layers[layer]])[i]
+        others = np.full((1, 2), np.nan, np.float32)
+        return np.concatenate([others, self.rows.layers[layer], others])[i]
 
 
 def add(history, position, count):
@@ -80,12 +81,25 @@ def test_no_more_rows_are_kept_than_the_bound():
     assert len(positions(history.last(3000 + 2 * MOST_KEPT))) == MOST_KEPT
 
 
+@pytest.mark.parametrize(
+    ("start", "end", "part"),
+    [(0, 5, []), (0, 3, []), (13, 20, []), (15, 20, []), (7, 9, [7, 8]), (0, 99, range(5, 13))],
+)
+def test_a_part_holds_its_rows_and_no_others(start, end, part):
+    """Of the positions from 5 to 12; what it takes is what its rows take."""
+    found = states(5, 8).part(start, end)
+    assert positions(found) == [*part]
+    assert (found is None) == (not part)
+    assert found is None or found.nbytes == len(LAYERS) * len(part) * 2 * 4
+
+
 def test_rows_behind_the_limit_are_not_copied():
     """Rows that were computed in another class than prompts can be part of no entry."""
     history = RowHistory(LAYERS, 10)
     assert positions(add(history, 0, 10)) == [*range(10)]
-    rows = HiddenRows(Forward(states(10, 2)), 1, 2, 10)
-    assert history.add(rows) is rows
+    for position in (10, 12):
+        rows = HiddenRows(Forward(states(position, 2)), 1, 2, position)
+        assert history.add(rows) is rows
     assert positions(history.last(10)) == [*range(10)]
     assert history.last(12) is None
 
@@ -112,6 +126,7 @@ def test_what_is_kept_is_a_copy():
         (0, 40, 41, ()),  # the last row is not known
         (0, 400, 400, range(400 - MOST_TOLD, 400)),
         (0, 400, MOST_TOLD, range(MOST_TOLD)),
+        (0, 600, 600, range(600 - MOST_TOLD, 600)),
     ],
 )
 def test_a_hit_tells_the_last_rows_of_what_matched(position, count, length, told):
@@ -120,7 +135,7 @@ def test_a_hit_tells_the_last_rows_of_what_matched(position, count, length, told
     assert positions(history.begin(states(position, count), length)) == [*told]
     if told:
         add(history, length, 5)
-        assert positions(history.last(length + 5)) == [*range(position, length + 5)]
+        assert positions(history.last(length + 5)) == [*range(max(position, length + 5 - MOST_KEPT), length + 5)]
 
 
 def test_a_hit_without_one_of_the_blocks_tells_nothing():
@@ -137,6 +152,15 @@ def test_rows_go_through_bytes_unchanged():
     assert (back.nbytes, back.length, back.can_cut) == (24, 8, True)
     assert (back.payload.position, back.payload.count, [*back.payload.layers]) == (7, 1, [28, 1])
     assert all(back.payload.layers[layer].tobytes() == rows.layers[layer].tobytes() for layer in (28, 1))
+
+
+@pytest.mark.parametrize("digits", range(1, 8))
+def test_values_lie_where_floats_may(digits):
+    """However long the header before them is, which says where it ends."""
+    rows, store = states(10**digits, 2), RowStore()
+    data = store.to_bytes(row_snapshot(rows))
+    assert (len(data) - rows.nbytes) % 4 == 0
+    assert positions(store.from_bytes(data).payload) == [10**digits, 10**digits + 1]
 
 
 GOOD = RowStore().to_bytes(row_snapshot(states(0, 3)))
