@@ -8,9 +8,13 @@ from hypothesis import strategies as st
 
 from power_core.drafter import DrafterRequirements, Proposal
 from power_core.request import GenerationRequest
+from power_core.scheduler.backlog import BacklogDrafter
+from power_core.scheduler.chains import ChainDrafter
+from power_core.scheduler.costs import CostModel
 from power_core.scheduler.kept_rows import MOST_TOLD, RowStore
 from power_core.scheduler.prompt_cache import PromptCache
 from power_core.scheduler.reuse import HIDDEN, TARGET, PromptReuse
+from power_core.target import SessionOptions
 from power_core.testing import Faults, ScriptedTarget
 from power_core.testing.profiles import one_class, padded_class
 
@@ -74,12 +78,12 @@ class Reader:
         assert not self.state
 
 
-def make(make_lab, *, target=None, max_bytes=1 << 20, **kwargs):
+def make(make_lab, *, target=None, max_bytes=1 << 20, more=(), **kwargs):
     """A lab that keeps prompts, its readers of layers 1, 2 and both, and its cache."""
     known = {}
     target = target or ScriptedTarget(VOCAB, context_size=600)
     readers = {"one": Reader((1,), known), "two": Reader((2,), known), "both": Reader((1, 2), known)}
-    lab = make_lab(target, readers, **{"tells_late": True, **kwargs})
+    lab = make_lab(target, {**readers, **dict(more)}, **{"tells_late": True, **kwargs})
     store = lab.session.prefix_store()
     cache = PromptCache({TARGET: store, HIDDEN: RowStore()}, max_bytes=max_bytes)
     lab.loop.reuse = PromptReuse(cache, lab.session, store, target.identity.file_sha256)
@@ -163,6 +167,31 @@ def test_their_bytes_count_and_they_give_way_where_the_bound_is_small(make_lab):
     cache.max_bytes = plain + 1
     lab.run(keyed(PREFIX))
     assert (cache.entries, cache.nbytes) == (1, plain)
+
+
+class Chain(ChainDrafter):
+    """A chain of readers that are told late, as the engine has it."""
+
+    def __init__(self, readers, target):
+        self.readers = readers
+        members = {name: BacklogDrafter(reader) for name, reader in readers.items()}
+        super().__init__(members, CostModel(target.profile(SessionOptions()).decode, 8))
+
+    def assert_all_ended(self):
+        for reader in self.readers.values():
+            reader.assert_all_ended()
+
+
+def test_members_of_a_chain_are_told_of_the_blocks_they_read(make_lab):
+    """One entry has the rows of all; a drafter alone may go on with what a chain kept."""
+    target = ScriptedTarget(VOCAB, context_size=600)
+    known = {}
+    readers = {"one": Reader((1,), known), "two": Reader((2,), known)}
+    lab, alone, _ = make(make_lab, target=target, more={"chain": Chain(readers, target)})
+    lab.run(keyed(PREFIX, spec="chain"))
+    assert drafted(lab, readers["one"], keyed((*PREFIX, 1, 2), spec="chain"))[1][0] == 0
+    assert all(told[0][0] == 0 for told in readers["two"].told if told)
+    assert drafted(lab, alone["both"], keyed((*PREFIX, 1, 3)))[1][0] == 0
 
 
 @pytest.mark.parametrize("name", ["forward", "truncate", "restore", "checkpoint", "rows.hidden", "rows.greedy"])
