@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from power_core.drafter import DrafterRequirements
+from power_core.drafter import DrafterRequirements, HiddenRows
 from power_core.errors import BackendError
 from power_core.scheduler.sequence import Clock, Member
 from power_core.target import RowBatch
@@ -338,6 +338,14 @@ def test_rows_that_are_evaluated_again_are_not_told_twice():
     assert session.told == [(6, [4], None), (6, [5], (12, 3, 5)), (6, [6], None)]
     committed(sequence, base=9, n=1, start=0, chosen=(3,))
     assert session.told[-1] == (6, [3], (0, 1, 9))
+
+
+def test_rows_that_a_hit_brought_are_not_told_twice():
+    """The last three of those before position 8: a step that goes back to 6 has two rows that the draft knows."""
+    sequence, session = drafted()
+    sequence.drafting.tell_reused(HiddenRows(None, 2, 3, 5))
+    committed(sequence, base=6, n=4, start=1)
+    assert session.told == [(6, [], (2, 3, 5)), (6, [], (3, 2, 8))]
 
 
 def test_a_restored_draft_has_seen_what_it_had_when_the_step_opened():
