@@ -139,8 +139,10 @@ def write_header(folder: Path, header: Mapping[str, JSON]) -> None:
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / HEADER
+    text = json.dumps(header, indent=2, sort_keys=True) + "\n"
     if path.exists():
         found = json.loads(path.read_text(encoding="utf-8"))
+        header = json.loads(text)  # as it would be read back: a tuple is a list
         differing = sorted(key for key in {*found, *header} if found.get(key) != header.get(key))
         if differing:
             raise ArtifactError(
@@ -150,7 +152,7 @@ def write_header(folder: Path, header: Mapping[str, JSON]) -> None:
                 fix="choose another --out, or remove the folder",
             )
         return
-    path.write_text(json.dumps(header, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    path.write_text(text, encoding="utf-8")
 
 
 def num_tokens(folder: Path) -> int:

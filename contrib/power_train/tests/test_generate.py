@@ -76,6 +76,15 @@ def test_an_interrupted_run_continues(generated: Callable[..., Dataset], tmp_pat
     assert whole.features(whole.sequences[-1]).shape[0] == whole.sequences[-1].length
 
 
+def test_a_runs_own_folder_is_known_again(tmp_path: Path) -> None:
+    """A header is compared as JSON reads it back: a target's adapters are a tuple here and a list there."""
+    header = {"seed": 1, "target": {"adapters": (), "layers": (0, 2), "temperature": 0.7}}
+    write_header(tmp_path, header)
+    write_header(tmp_path, header)
+    with pytest.raises(ArtifactError, match="another target"):
+        write_header(tmp_path, {**header, "target": {**header["target"], "adapters": ({"scale": 1.0},)}})
+
+
 def test_another_runs_folder_is_refused(tmp_path: Path) -> None:
     """A folder of text belongs to one seed, text and target; the error names what differs."""
     write_header(tmp_path, {"seed": 1, "hidden_size": 4})
