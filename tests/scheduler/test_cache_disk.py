@@ -70,6 +70,17 @@ def test_an_entry_outlives_the_process(tmp_path):
     assert (cache.counters.hits, cache.counters.misses, cache.counters.damaged) == (2, 1, 0)
 
 
+def test_an_entry_that_memory_cannot_hold_stays_on_the_disk(tmp_path):
+    """It is a miss and no damage: a process with more memory can use it."""
+    keep(*open_cache(tmp_path), "a", [1, 2, 3], b"x" * 50)
+    for most, found in ((73, None), (74, (b"x" * 50, 3))):
+        store = BytesStore()
+        cache = PromptCache({"target": store}, max_bytes=most, disk=DiskTier(tmp_path, max_bytes=1000))
+        assert loaded(cache, store, "a", [1, 2, 3, 4]) == found
+        assert (cache.entries, cache.counters.damaged) == (int(found is not None), 0)
+    assert only_file(tmp_path)
+
+
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     """A file stands in its place: one line says where, and what to set."""
     (tmp_path / "file").write_bytes(b"")

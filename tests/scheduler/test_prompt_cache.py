@@ -305,6 +305,16 @@ def test_an_entry_that_covers_is_not_stored_again():
     assert (cache.counters.stored, store.held, cache.entries) == (4, 20, 2)
 
 
+def test_an_entry_with_less_takes_the_place_of_none_with_more():
+    """Fewer parts, or fewer prompt rows, or both."""
+    cache, store = make_cache()
+    keep(cache, store, "a", [1, 2], prefilled=2, parts=("target", "draft"))
+    for parts, prefilled in ((TARGET, 2), (("target", "draft"), 1), (TARGET, 1)):
+        assert not keep(cache, store, "a", [1, 2], prefilled=prefilled, parts=parts)
+    assert (cache.counters.refused, store.held) == (3, 20)
+    assert length_of(cache, "a", [1, 2, 3], needs=("target", "draft")) == 2
+
+
 def test_bounds_may_be_used_up_exactly():
     """By one entry and by several; 8 bytes a token count beside the payload."""
     cache, store = make_cache(max_bytes=36)
@@ -326,7 +336,7 @@ def test_the_longest_hit_wins_and_the_first_of_equals():
     for prompt, length in (([1, 2, 3, 4], 3), ([1, 2, 9, 4], 3), ([1, 2, 5, 5], 2), ([1, 5, 5, 5], 1)):
         assert length_of(cache, "a", prompt) == length
     assert [cache.covered("a", prompt) for prompt in ([1, 2, 3, 4], [1, 2], [5], [])] == [3, 2, 0, 0]
-    assert cache.covered("b", [1, 2, 3]) == 0
+    assert cache.covered("b", [1, 2, 3]) == cache.covered("A", [1, 2, 3]) == 0
 
 
 def test_an_entry_is_kept_for_its_whole_time():
