@@ -329,6 +329,13 @@ def test_states_that_exceed_the_bound_are_left_out():
         assert (reuse.cache.entries, reuse.cache.nbytes) == (1, 10 + 8 * 64)
 
 
+def test_states_may_use_the_bound_up():
+    reuse = make()[0]
+    reuse.cache.max_bytes = 10 + 8 * 64 + 4 * 64
+    drafting(reuse, range(64), held=64)
+    assert (reuse.cache.entries, reuse.cache.nbytes) == (1, reuse.cache.max_bytes)
+
+
 def test_rows_of_an_answer_are_kept_where_the_answer_is():
     """Else they would be copied for nothing."""
     for profile, count in ((None, 44), (two_classes(8), 40)):
