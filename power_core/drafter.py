@@ -88,7 +88,7 @@ class HiddenRows:
         start: Index of the first kept row.
         count: Kept rows.
         position: Absolute position of the first kept row. Positions have no gaps between two calls, but the
-            first call may start above 0: rows before it were taken from a prompt cache and never evaluated.
+            first call may start above 0: rows before it came out of a prompt cache, and their states are not known.
     """
 
     rows: HiddenStates = field(repr=False)
