@@ -31,7 +31,15 @@ from power_core.errors import ArtifactError, PowerError
 from power_core.target import TargetModel
 from power_core.types import TargetIdentity
 
-__all__ = ["admit", "check_binding", "checked_files", "load_artifact", "manifest_of", "write_manifest"]
+__all__ = [
+    "admit",
+    "check_binding",
+    "check_provenance",
+    "checked_files",
+    "load_artifact",
+    "manifest_of",
+    "write_manifest",
+]
 
 _CHUNK = 1 << 20  # bytes
 _LONGEST = 500  # characters of a source, a revision or a licence: they stand in a line of a list
@@ -60,7 +68,7 @@ def manifest_of(
         PluginError: Two contracts claim the file, or one broke its own.
     """
     checked_name(name)
-    _check_provenance(provenance)
+    check_provenance(provenance)
     file = open_tensors(path)
     contract = match_contract(file, contracts)
     facts = checked_facts(file, contract, target, payload=True)
@@ -239,7 +247,13 @@ def checked_files(path: Path, manifest: ArtifactManifest) -> TensorFile:
     return opened
 
 
-def _check_provenance(provenance: Provenance) -> None:
+def check_provenance(provenance: Provenance) -> None:
+    """
+    Check that each part of *provenance* is a line that a list can show.
+
+    Raises:
+        ArtifactError: One is empty, too long or more than a line.
+    """
     for what in ("source", "revision", "license"):
         value = getattr(provenance, what)
         if not isinstance(value, str) or not value.strip() or not value.isprintable() or len(value) > _LONGEST:

@@ -18,6 +18,14 @@ __all__ = ["convert", "train"]
 
 _KINDS = ("dflash-v1", "dflash2", "dspark", "mtp-head")
 _QUANTIZATIONS = ("f32", "f16", "q8_0", "q4mix")
+_MOST_MINUTES = 366 * 24 * 60
+
+
+def _checked_minutes(_context: click.Context, _parameter: click.Parameter, minutes: float) -> float:
+    """`click.FloatRange` takes NaN, which is in no range and out of none."""
+    if not 0 < minutes <= _MOST_MINUTES:
+        raise click.BadParameter(f"{minutes} is not in the range 0<x<={_MOST_MINUTES}.")
+    return minutes
 
 
 @click.command()
@@ -30,11 +38,11 @@ _QUANTIZATIONS = ("f32", "f16", "q8_0", "q4mix")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder of the run.")
 @click.option("--data", type=click.Path(path_type=Path, file_okay=False),
               help="Folder of the text, to share it between drafters. [default: OUT/text]")  # fmt: skip
-@click.option("--minutes", type=click.FloatRange(min=0, min_open=True), default=60.0, show_default=True,
+@click.option("--minutes", type=float, callback=_checked_minutes, default=60.0, show_default=True,
               help="Time for training; where text is missing, half of it is for the text.")  # fmt: skip
 @click.option("--steps", type=click.IntRange(min=1), help="Train so many steps, whatever time it takes.")
 @click.option("--tokens", type=click.IntRange(min=1), default=1_000_000, show_default=True, help="Most text.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of everything that is drawn.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Of all that is drawn.")
 @click.option("--processes", type=click.IntRange(min=1), default=lambda: os.cpu_count() or 1,
               help="Processes that write text. [default: the processors]")  # fmt: skip
 @click.option("--slots", type=click.IntRange(min=1), default=128, show_default=True, help="Sequences of a process.")

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from power_core.errors import ArtifactError
 from power_core.types import JSON
 
-__all__ = ["Dataset", "Sequence", "ShardWriter", "num_tokens", "open_dataset", "write_header"]
+__all__ = ["Dataset", "Sequence", "ShardWriter", "check_header", "num_tokens", "open_dataset", "write_header"]
 
 _RECORD = np.dtype([("prompt", "<i4"), ("tokens", "<i4"), ("prompt_tokens", "<i4"), ("sampled", "<i4")])
 HEADER = "dataset.json"
@@ -130,29 +130,40 @@ class Dataset:
         return sum(sequence.length for sequence in self.sequences)
 
 
-def write_header(folder: Path, header: Mapping[str, JSON]) -> None:
+def check_header(folder: Path, header: Mapping[str, JSON]) -> None:
     """
-    Write `dataset.json`, or check that the one there says the same: a folder belongs to one target, text and seed.
+    Check that `dataset.json`, where there is one, says the same: a folder belongs to one target, text and seed.
 
     Raises:
         ArtifactError: The folder holds another run's text.
     """
+    path = folder / HEADER
+    if not path.exists():
+        return
+    found = json.loads(path.read_text(encoding="utf-8"))
+    header = json.loads(json.dumps(header))  # as it would be read back: a tuple is a list
+    differing = sorted(key for key in {*found, *header} if found.get(key) != header.get(key))
+    if differing:
+        raise ArtifactError(
+            f"the text in this folder was generated with another {', '.join(differing)}",
+            who="power-train",
+            where=str(folder),
+            fix="choose another --out, or remove the folder",
+        )
+
+
+def write_header(folder: Path, header: Mapping[str, JSON]) -> None:
+    """
+    Claim *folder*: write `dataset.json`, or check the one there as `check_header` does.
+
+    Raises:
+        ArtifactError: The folder holds another run's text.
+    """
+    check_header(folder, header)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / HEADER
-    text = json.dumps(header, indent=2, sort_keys=True) + "\n"
-    if path.exists():
-        found = json.loads(path.read_text(encoding="utf-8"))
-        header = json.loads(text)  # as it would be read back: a tuple is a list
-        differing = sorted(key for key in {*found, *header} if found.get(key) != header.get(key))
-        if differing:
-            raise ArtifactError(
-                f"the text in this folder was generated with another {', '.join(differing)}",
-                who="power-train",
-                where=str(folder),
-                fix="choose another --out, or remove the folder",
-            )
-        return
-    path.write_text(text, encoding="utf-8")
+    if not path.exists():
+        path.write_text(json.dumps(header, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def num_tokens(folder: Path) -> int:

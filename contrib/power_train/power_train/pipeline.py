@@ -12,12 +12,15 @@ import torch
 from attrs import asdict, frozen
 from power_torch.weights import load_weights
 
-from power_core.artifacts.admission import write_manifest
+from power_core.artifacts.admission import check_provenance, write_manifest
 from power_core.artifacts.contract import ArtifactContract, Provenance
+from power_core.artifacts.manifest import checked_name
+from power_core.errors import ArtifactError
+from power_core.names import one_of
 from power_core.target import TargetModel
 from power_core.types import JSON
 from power_train.batches import split
-from power_train.dataset import Dataset, Sequence, num_tokens, open_dataset, write_header
+from power_train.dataset import Dataset, Sequence, check_header, num_tokens, open_dataset, write_header
 from power_train.evaluate import drafts_of, measure
 from power_train.export import exported
 from power_train.generate import GenerateOptions, generate
@@ -33,6 +36,7 @@ DRAFT_MAX = (1, 3, 5, 7)
 _STEPS = "steps"
 _CHECKPOINT = "checkpoint.pt"
 _RECEIPT = "receipt.json"
+_FEWEST_PROMPTS = 2  # the answer to the first is held out
 _GENERATING_SHARE = 0.5  # of the time given, where text is missing; the rest is for training
 
 
@@ -117,11 +121,14 @@ def run(plan: Plan, model: TargetModel, contracts: Mapping[str, ArtifactContract
     Raises:
         PowerError: What is wrong with the prompts, the target or the folder.
     """
+    _check_plan(plan, contracts)
     torch.set_num_threads(plan.threads)
     plan.out.mkdir(parents=True, exist_ok=True)
     dataset, minutes = _text(plan, model, progress)
     weights = load_weights(plan.path, torch.bfloat16)
     trained, held_out = split(dataset)
+    if not trained:
+        raise _too_little(f"{len(dataset.sequences)} answers, none of them to learn from", plan)
     mask_id = mask_token(model.tokenizer, weights.token_embd)
     layers = tuple(dataset.header["layers"])
     shape = drafter_shape(
@@ -147,7 +154,7 @@ def run(plan: Plan, model: TargetModel, contracts: Mapping[str, ArtifactContract
     )
     drafter = exported(trainable, context=model.trained_context, tokenizer_sha256=model.identity.tokenizer_sha256)
     files = [write_safetensors(plan.out / "safetensors", drafter)]
-    files += [write_gguf(plan.out / f"{plan.name}-{q}.gguf", drafter, q) for q in plan.quantizations]
+    files += [write_gguf(plan.out / _gguf_name(plan, q), drafter, q) for q in plan.quantizations]
     save_curve(plan.out / "loss.png", result.curve, f"{plan.kind} for {model.identity.name}")
     write_receipt(plan.out / _RECEIPT, {
         "kind": plan.kind, "target": asdict(model.identity), "shape": asdict(shape),
@@ -164,6 +171,34 @@ def run(plan: Plan, model: TargetModel, contracts: Mapping[str, ArtifactContract
         )
         for file in files
     ]  # fmt: skip
+
+
+def _check_plan(plan: Plan, contracts: Mapping[str, ArtifactContract]) -> None:
+    """Refuse at once what would be refused when the files are written, after all the training."""
+    for name in (plan.name, *(_gguf_name(plan, q) for q in plan.quantizations)):
+        checked_name(name)
+    check_provenance(plan.provenance)
+    if plan.kind not in contracts:
+        raise ArtifactError(
+            f"no installed plugin knows drafters of kind {plan.kind!r}", who="power-train", got=plan.kind,
+            expected=one_of(contracts), fix="install the plugin of its kind",
+        )  # fmt: skip
+    if plan.start is not None:
+        for name in (_CHECKPOINT, _RECEIPT):
+            if not (plan.start / name).is_file():
+                raise ArtifactError(
+                    f"no {name}", who="power-train", where=str(plan.start), fix="--start-from a finished run"
+                )
+
+
+def _gguf_name(plan: Plan, quantization: Quantization) -> str:
+    return f"{plan.name}-{quantization}.gguf"
+
+
+def _too_little(found: str, plan: Plan) -> ArtifactError:
+    return ArtifactError(
+        found, who="power-train", where=", ".join(map(str, plan.text)), fix="pass --text FILE with more prompts"
+    )
 
 
 def _history(start: Path) -> dict[str, JSON]:
@@ -185,15 +220,21 @@ def _text(plan: Plan, model: TargetModel, progress: Progress) -> tuple[Dataset, 
         tokens=plan.tokens,
         seconds=None if plan.steps is not None else plan.minutes * 60 * _GENERATING_SHARE,
     )
-    write_header(plan.data, _header(plan, model, options))
+    prompts = read_prompts(plan.text)
+    header = _header(plan, model, options)
+    check_header(plan.data, header)
     found = num_tokens(plan.data)
     if found and (found >= plan.tokens or (plan.out / _STEPS).exists()):  # or training has begun: its text stays
         return open_dataset(plan.data), plan.minutes
-    prompts = encode_prompts(read_prompts(plan.text), model.tokenizer, longest=options.capacity - options.max_new)
-    order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(plan.seed)).tolist()
-    progress.note(f"{len(prompts)} prompts; {options.processes} processes write text")
+    longest = options.capacity - options.max_new
+    encoded = encode_prompts(prompts, model.tokenizer, longest=longest)
+    if len(encoded) < _FEWEST_PROMPTS:
+        raise _too_little(f"{len(encoded)} of {len(prompts)} prompts have 1 to {longest} tokens", plan)
+    write_header(plan.data, header)  # only now: prompts that are refused must not claim the folder
+    order = torch.randperm(len(encoded), generator=torch.Generator().manual_seed(plan.seed)).tolist()
+    progress.note(f"{len(encoded)} prompts; {options.processes} processes write text")
     generate(
-        [prompts[i] for i in order], options, plan.data, lambda tokens: progress.generating(tokens, options.tokens)
+        [encoded[i] for i in order], options, plan.data, lambda tokens: progress.generating(tokens, options.tokens)
     )
     return open_dataset(plan.data), plan.minutes * (1 - _GENERATING_SHARE)
 

@@ -6,11 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+from attrs import fields
 from click.testing import CliRunner, Result
 from power_train.cli import train
+from power_train.pipeline import Plan, run
 from power_train.watch import Watch
 
 from power_core.artifacts.admission import load_artifact
+from power_core.artifacts.contract import Provenance
 from power_core.artifacts.matching import installed_contracts
 from power_core.cli.state import State
 from power_core.errors import ArtifactError
@@ -55,6 +58,56 @@ def test_a_run_ends_in_files_that_can_be_loaded(target: Path, prompts: Path, tmp
     weights = next((tmp_path / "run").glob("*q8_0.gguf")).read_bytes()
     assert ran(target, prompts, tmp_path / "run", "--tokens", "2500").exit_code == 0
     assert next((tmp_path / "run").glob("*q8_0.gguf")).read_bytes() == weights
+
+
+@pytest.mark.parametrize(
+    ("option", "found"),
+    [
+        (("--name", "no name"), "is no artifact name"),
+        (("--name", "n" * 95), "is no artifact name"),  # with `-q8_0.gguf` it is too long
+        (("--license", ""), "the license is"),
+        (("--start-from", "nowhere"), r"nowhere: no checkpoint\.pt"),
+    ],
+)
+def test_what_the_files_cannot_have_is_refused_first(
+    target: Path, prompts: Path, tmp_path: Path, option: tuple[str, str], found: str
+) -> None:
+    """Nothing is written, generated or trained for a name, a licence or a start that the files could not have."""
+    with pytest.raises(ArtifactError, match=found):
+        ran(target, prompts, tmp_path / "run", *option)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_kind_that_no_plugin_knows_is_refused_first(tmp_path: Path) -> None:
+    """The manifest could not be written: without the plugin of its kind nobody can say what the file is."""
+    names = {each.name: None for each in fields(Plan)}
+    plan = Plan(**{
+        **names, "kind": "mtp-head", "out": tmp_path / "run", "name": "x", "quantizations": (),
+        "provenance": Provenance("a", "b", "c"),
+    })  # fmt: skip
+    with pytest.raises(ArtifactError, match="no installed plugin knows drafters of kind 'mtp-head'"):
+        run(plan, None, {}, Watch())
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("minutes", ["nan", "inf", "1e308", "0", "-1"])
+def test_a_time_that_is_none_is_bad_usage(target: Path, prompts: Path, tmp_path: Path, minutes: str) -> None:
+    """NaN is neither above nor below any bound; a time without end has no number of steps."""
+    result = ran(target, prompts, tmp_path / "run", "--minutes", minutes)
+    assert (result.exit_code, "is not in the range" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("", "no prompt in the files"), ("word " * 900, "0 of 1 prompts have 1 to 256 tokens"), ("One.", "1 of 1")],
+)
+def test_prompts_that_are_too_few_claim_no_folder(target: Path, tmp_path: Path, text: str, found: str) -> None:
+    """They are refused before a process is started, and leave the folder to the run with other ones."""
+    wrong = tmp_path / "wrong.txt"
+    wrong.write_text(text, encoding="utf-8")
+    with pytest.raises(ArtifactError, match=found):
+        ran(target, wrong, tmp_path / "run", "--tokens", "300")
+    assert not (tmp_path / "run" / "text").exists()
 
 
 @pytest.mark.parametrize(
