@@ -111,6 +111,7 @@ def test_what_is_kept_is_a_copy():
     for values in forward.rows.layers.values():
         values[:] = -1
     assert positions(told) == positions(history.last(4)) == [0, 1, 2, 3]
+    assert {len(values) for values in told.rows.layers.values()} == {4}
     kept = history.last(3)
     assert {values.base is None for values in kept.layers.values()} == {True}
     assert kept.nbytes == len(LAYERS) * 3 * 2 * 4
