@@ -159,9 +159,10 @@ class StepLoop:
             return FixedPolicy().begin(DraftShape(0))
         draft = self.drafts.get(strategy)
         needs = draft.needs
+        longest = min(draft_max, self.session.profile.decode.max_rows - 1)  # no step has room for more
         return self.policy.begin(
             DraftShape(
-                draft_max, self.session.rollback_capacity, draft.name, fixed=needs.fixed_shape,
+                longest, self.session.rollback_capacity, draft.name, fixed=needs.fixed_shape,
                 sequential=needs.sequential,
             )
         )  # fmt: skip

@@ -92,6 +92,18 @@ def test_plain_decoding_takes_no_rows_from_those_that_draft(loop):
     assert loop.prepare("off", 4).limit(9) == 0
 
 
+def test_a_policy_is_told_of_no_more_than_a_step_can_hold(loop):
+    """A step of 8 rows checks 7 tokens: policies, which tabulate up to K, hear of no more; requests keep theirs."""
+    shapes, asked = [], []
+    loop.policy = SimpleNamespace(name="mine", begin=lambda shape: shapes.append(shape) or FixedPolicy().begin(shape))
+    loop.drafts = DraftPool(lambda name: OpenDraft(name, ScriptedDrafter([]).open(None, None)))
+    loop._receipt = lambda sequence, _result: asked.append(sequence.draft_max) or {}
+    for most in (3, 10**9):
+        loop.submit(GenerationRequest((1, 2), max_tokens=2, spec="s", draft_max=most))
+    drain(loop)
+    assert ([shape.draft_max for shape in shapes], asked) == ([3, 7], [3, 10**9])
+
+
 def test_a_policy_that_changes_its_mind_says_so_once(loop):
     """Whichever way it goes, and nothing while it does not."""
     modes, width = iter("bba"), FixedPolicy().begin(DraftShape(4))
