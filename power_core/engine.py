@@ -123,7 +123,7 @@ class Engine:
             receipt=self._receipt,
             make_policy=partial(make_policy, self._width_policy) if policy is None else lambda _costs: policy,
             queue=self._queue,
-            reuse=make_reuse(self.cache, session, self.model.identity.weights_sha256),
+            reuse=make_reuse(self.cache, session, self.model.identity.file_sha256, self.model.identity.adapter_digests),
             costs=costs,
         )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from enum import StrEnum
 from typing import Any, TypeAlias
 
@@ -103,9 +102,6 @@ class TargetIdentity:
     adapters: tuple[AdapterIdentity, ...] = ()
 
     @property
-    def weights_sha256(self) -> str:
-        """Digest of the weights that are decoded with: the file's own, or with adapters one over all of them."""
-        if not self.adapters:
-            return self.file_sha256
-        parts = [self.file_sha256, *(f"{adapter.sha256}*{adapter.scale!r}" for adapter in self.adapters)]
-        return hashlib.sha256("+".join(parts).encode()).hexdigest()
+    def adapter_digests(self) -> tuple[str, ...]:
+        """Digest and scale of each adapter, as keys have them."""
+        return tuple(f"{adapter.sha256}*{adapter.scale!r}" for adapter in self.adapters)

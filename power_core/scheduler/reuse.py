@@ -11,6 +11,7 @@ rows, where the entry was kept by a request whose drafter read the same blocks, 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import cast
 
 import structlog
@@ -40,14 +41,23 @@ class PromptReuse:
         cache: What is kept; may be shared with other sessions of the same model and settings.
         session: The session.
         store: Copies its state.
-        model_digest: Of everything the model is made of.
+        model_digest: Of the model's file.
+        adapters: Digests and scales of what is added to its weights, in order.
     """
 
-    def __init__(self, cache: PromptCache, session: TargetSession, store: PrefixStore, model_digest: str) -> None:
+    def __init__(
+        self,
+        cache: PromptCache,
+        session: TargetSession,
+        store: PrefixStore,
+        model_digest: str,
+        adapters: Iterable[str] = (),
+    ) -> None:
         self.cache = cache
         self._session = session
         self._store = store
         self._model = model_digest
+        self._adapters = tuple(adapters)
         self._settings = _settings_digest(session.profile, session.context_size)
         self._rule = ReuseRule.of(session.profile)
         self._mixable = session.profile.mixable
@@ -103,6 +113,7 @@ class PromptReuse:
             endpoint=request.endpoint,
             model_digest=self._model,
             settings_digest=self._settings,
+            adapters=self._adapters,
         )
 
     def _places(self, sequence: Sequence) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from attrs import frozen
@@ -100,11 +100,13 @@ def make_cache(serving: Serving, session: TargetSession, *, allow_unverified: bo
     return PromptCache(stores, max_bytes=serving.cache_bytes, ttl=serving.cache_ttl_s, disk=disk)
 
 
-def make_reuse(cache: PromptCache | None, session: TargetSession, model_digest: str) -> PromptReuse | None:
+def make_reuse(
+    cache: PromptCache | None, session: TargetSession, model_digest: str, adapters: Iterable[str] = ()
+) -> PromptReuse | None:
     """*cache* as requests of *session* use it."""
     if cache is None or not isinstance(session, PrefixSource):
         return None
-    return PromptReuse(cache, session, session.prefix_store(), model_digest)
+    return PromptReuse(cache, session, session.prefix_store(), model_digest, adapters)
 
 
 def make_loop(
