@@ -64,7 +64,7 @@ class Deadline:
         """
         if self.is_past:
             what = f"the deadline passed while {doing}"
-            raise DeadlineError(what, who="admission", where=doing, fix="allow it longer")
+            raise DeadlineError(what, who="admission", fix="allow it longer")
 
 
 @define
@@ -378,11 +378,9 @@ class AdmissionController:
             if state is _State.GRANTED:
                 return Permit(ticket)
             if state is _State.EXPIRED:
-                raise DeadlineError(
-                    "the deadline passed in the queue", who="admission", where="queue", fix="allow it longer"
-                )
+                raise DeadlineError("the deadline passed in the queue", who="admission", fix="allow it longer")
             if state is not _State.WAITING:
-                raise RequestCancelledError("cancelled in the queue", who="admission", where="queue")
+                raise RequestCancelledError("cancelled in the queue", who="admission")
             return None
 
     def _wait(self, ticket: Ticket) -> Permit:

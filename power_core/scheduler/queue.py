@@ -173,7 +173,7 @@ class RequestQueue:
 
 def late(doing: str) -> DeadlineError:
     """The error of a request whose deadline passed while it was *doing* something."""
-    return DeadlineError(f"the deadline passed while it was {doing}", who="request", where=doing, fix="allow it longer")
+    return DeadlineError(f"the deadline passed while it was {doing}", who="request", fix="allow it longer")
 
 
 def _no_sequence_left() -> BackendError:

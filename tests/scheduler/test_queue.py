@@ -118,7 +118,7 @@ def test_those_that_need_no_sequence_end_without_one():
     queue.cancel(99)
     clock.now += 5
     assert ends(queue) == [(1, FinishReason.CANCELLED), (2, FinishReason.ERROR), (3, FinishReason.LENGTH)]
-    assert [error for _, _, error in queue.ended()][1].where == "waiting for its turn"
+    assert [error for _, _, error in queue.ended()][1].what.endswith("while it was waiting for its turn")
     assert not waits.cancelled
     for sequence in (cancelled, is_late, empty):
         queue.leave(sequence)
@@ -196,7 +196,7 @@ def test_totals_are_sums_over_ended_requests():
 
 
 def test_a_late_request_is_told_what_it_was_doing():
+    """And told once."""
     error = late("decoding")
     assert isinstance(error, DeadlineError)
-    assert error.where == "decoding"
-    assert "while it was decoding" in str(error)
+    assert str(error) == "request: the deadline passed while it was decoding; allow it longer"
