@@ -179,14 +179,18 @@ def read_curve(file: Path) -> CostCurve:
         return _curve(json.loads(file.read_text(encoding="utf-8")))
     except OSError as exc:
         raise ConfigError(f"cannot be read: {exc.strerror}", who="cost curve", where=str(file)) from exc
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as exc:
+    except (ValueError, TypeError, OverflowError, RecursionError) as exc:
         raise ConfigError(
-            f"no cost curve: {type(exc).__name__}: {exc}", who="cost curve", where=str(file),
+            f"no cost curve: {exc}", who="cost curve", where=str(file),
             expected='{"rows": {"1": COST, ...}, "drafts": {STRATEGY: COST or [COST, ...]}}, costs above 0',
         ) from exc  # fmt: skip
 
 
-def _curve(table: dict[str, Any]) -> CostCurve:
+def _curve(table: Any) -> CostCurve:
+    if not isinstance(table, dict) or not isinstance(table.get("rows"), dict):
+        raise TypeError("it has no table of rows")
+    if not isinstance(table.get("drafts", {}), dict):
+        raise TypeError("its drafts are no table")
     points = sorted((float(rows), float(cost)) for rows, cost in table["rows"].items())
     if 1 not in dict(points) or not all(1 <= rows <= MAX_ROWS for rows, _ in points):  # false for NaN too
         raise ValueError(f"rows must begin with 1 and end at {MAX_ROWS} or before")

@@ -206,11 +206,12 @@ def test_a_curve_may_reach_as_far_as_costs_and_rows_may(tmp_path, cost):
 @pytest.mark.parametrize(
     ("document", "problem"),
     [
-        ("", "JSONDecodeError"), ("[" * 100_000, "RecursionError"), ("[]", "TypeError"), ({}, "KeyError"),
-        ({"rows": [1]}, "AttributeError"), ({"rows": {"a": 1}}, "could not convert"),
+        ("", "Expecting value"), ("[" * 100_000, "recursion depth"), ("[]", "it has no table of rows"),
+        ({}, "it has no table of rows"), ({"rows": [1]}, "it has no table of rows"),
+        ({"rows": {"1": 1}, "drafts": [1]}, "its drafts are no table"), ({"rows": {"a": 1}}, "could not convert"),
         ({"rows": {}}, "begin with 1 and end at 4096"), ({"rows": {"2": 1}}, "begin with 1"),
         ({"rows": {"0": 1, "1": 1}}, "begin with 1"), ({"rows": {"1": 1, "4097": 3}}, "end at 4096"),
-        ({"rows": {"1": 1, "NaN": 3, "2": 4}}, "end at 4096"), ({"rows": {"1": 10**400}}, "OverflowError"),
+        ({"rows": {"1": 1, "NaN": 3, "2": 4}}, "end at 4096"), ({"rows": {"1": 10**400}}, "too large"),
         ({"rows": {"1": 0}}, "rows must cost"), ({"rows": {"1": 1, "2": -1}}, "rows must cost"),
         ({"rows": {"1": 1e-13}}, "more than 0"), ({"rows": {"1": 1, "2": 1e12 + 1}}, "at most 1e\\+12"),
         ({"rows": {"1": 1}, "drafts": {"s": [float("nan")]}}, "a draft costs"),
@@ -221,7 +222,7 @@ def test_a_curve_may_reach_as_far_as_costs_and_rows_may(tmp_path, cost):
 )  # fmt: skip
 def test_a_file_that_is_no_curve_is_refused(tmp_path, document, problem):
     """In one line that says what is wrong and what a curve looks like."""
-    with pytest.raises(ConfigError, match=f"no cost curve: .*{problem}") as caught:
+    with pytest.raises(ConfigError, match=f"no cost curve: [^:]*{problem}") as caught:
         curve_of(tmp_path, document)
     assert (caught.value.who, caught.value.where) == ("cost curve", str(tmp_path / "c.json"))
     assert caught.value.expected.startswith('{"rows": {"1": COST')
