@@ -7,6 +7,7 @@ the same step with empty proposals.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
@@ -14,7 +15,7 @@ from heapq import heappop, heappush
 import structlog
 
 from power_core.decoding import Decoder
-from power_core.errors import CapabilityError, ConfigError
+from power_core.errors import CapabilityError, ConfigError, RequestError
 from power_core.request import Event, GenerationRequest
 from power_core.sampling import Sampler, resolve_seed
 from power_core.scheduler.admission import AdmissionController
@@ -29,9 +30,10 @@ from power_core.scheduler.queue import MAX_WAITING, RequestQueue, late
 from power_core.scheduler.reuse import PromptReuse
 from power_core.scheduler.sequence import Member, Sequence
 from power_core.scheduler.verifying import choose
+from power_core.shapes import ExactnessLevel
 from power_core.target import RowBatch, TargetSession, Tokenizer
 from power_core.transaction import Phase
-from power_core.types import OFF, FinishReason, Origin
+from power_core.types import OFF, Capability, FinishReason, Origin
 
 __all__ = ["StepLoop"]
 
@@ -125,7 +127,7 @@ class StepLoop:
         """
         check_request(request, self.tokenizer.vocab_size, self.session.context_size)
         if request.prompt_cache_key is not None and self.reuse is None:
-            raise _no_reuse()
+            raise _no_reuse(self.session)
         strategy = self.default_strategy if request.spec is None else request.spec
         draft_max = self.draft_max if request.draft_max is None else request.draft_max
         width = self.prepare(strategy, draft_max)  # a missing strategy is the submitter's error, not a step's
@@ -420,7 +422,9 @@ class StepLoop:
 
     def _fail(self, sequence: Sequence, error: BaseException) -> None:
         error = wrapped(error)
-        log.warning("request failed", request=sequence.request_id, error=str(error))
+        # What a request asked for, its caller is told; what failed it, whoever looks after the engine wants to know.
+        level = logging.INFO if isinstance(error, RequestError) else logging.WARNING
+        log.log(level, "request failed", request=sequence.request_id, error=str(error))
         self._finish(sequence, FinishReason.ERROR, error)
 
     def _finish(self, sequence: Sequence, reason: FinishReason, error: BaseException | None = None) -> None:
@@ -453,7 +457,12 @@ class StepLoop:
                 heappush(self._free, sequence.seq)
 
 
-def _no_reuse() -> CapabilityError:
+def _no_reuse(session: TargetSession) -> CapabilityError:
+    if Capability.PREFIX_REUSE in session.capabilities and session.profile.level is not ExactnessLevel.UNVERIFIED:
+        return CapabilityError(
+            "no prompt is kept", who="prompt cache", where="prompt_cache_bytes", got=0, expected="more than 0",
+            fix="raise it, or leave prompt_cache_key out",
+        )  # fmt: skip
     return CapabilityError(
         "this target's state cannot be kept exactly", who="prompt cache", expected="a target with `prefix-reuse`",
         fix="leave prompt_cache_key out",

@@ -3,13 +3,16 @@
 import itertools
 
 import pytest
+from attrs import evolve
 
 from power_core.errors import CapabilityError
 from power_core.request import GenerationRequest, SamplingSpec
 from power_core.scheduler.prompt_cache import PromptCache
 from power_core.scheduler.reuse import TARGET, PromptReuse
+from power_core.shapes import ExactnessLevel
 from power_core.testing import Faults, OracleDrafter, PatternDrafter, RandomDrafter, ScriptedTarget
 from power_core.testing.profiles import one_class, padded_class, two_classes
+from power_core.types import Capability
 
 VOCAB = 24
 PREFIX = tuple(n % VOCAB for n in range(3, 83))
@@ -116,11 +119,30 @@ def test_a_copy_that_cannot_be_made_costs_nothing(make_lab):
     assert cache.entries == 0
 
 
-def test_a_target_that_cannot_copy_refuses_the_key(make_lab):
-    """Fail closed: no request is served as if its prompt were kept."""
-    lab = make_lab(ScriptedTarget(VOCAB))
-    with pytest.raises(CapabilityError, match="cannot be kept"):
-        lab.submit(keyed((1,)))
+def unverified(options):
+    return evolve(one_class()(options), level=ExactnessLevel.UNVERIFIED)
+
+
+class Uncopied(ScriptedTarget):
+    """Does not declare that its state can be copied."""
+
+    def capabilities(self, options):
+        return super().capabilities(options) - {Capability.PREFIX_REUSE}
+
+
+@pytest.mark.parametrize(
+    ("target", "cause"),
+    [
+        (Uncopied(VOCAB), "state cannot be kept exactly"),
+        (ScriptedTarget(VOCAB, profile=unverified), "state cannot be kept exactly"),
+        (ScriptedTarget(VOCAB), "prompt_cache_bytes: no prompt is kept"),
+    ],
+    ids=["no copies", "unverified", "no cache"],
+)
+def test_a_key_is_refused_where_nothing_is_kept(make_lab, target, cause):
+    """Fail closed: no request is served as if its prompt were kept; the error says whether that could be changed."""
+    with pytest.raises(CapabilityError, match=cause):
+        make_lab(target).submit(keyed((1,)))
 
 
 @pytest.mark.parametrize("name", ["forward", "truncate", "restore", "checkpoint", "rows.greedy"])

@@ -166,6 +166,20 @@ def test_a_request_whose_token_cannot_be_chosen_ends_and_the_others_go_on():
     assert (ends[other].finish_reason, len(ends[other].token_ids)) == (FinishReason.LENGTH, 3)
 
 
+@pytest.mark.parametrize(("at", "level"), [({}, "info"), ({"propose": 1}, "warning")], ids=["late", "failed"])
+def test_what_failed_a_request_is_told_as_loud_as_it_concerns_others(loop, at, level):
+    """A deadline is its caller's affair, who has the error; a drafter that fails is the engine's too."""
+    drafter = ScriptedDrafter([[1], [1], [1]], faults=Faults(at))
+    loop.drafts = DraftPool(lambda name: OpenDraft(name, drafter.open(None, None)))
+    deadline = None if at else 0.02
+    loop.submit(GenerationRequest((1, 2), max_tokens=4, spec="failing", draft_max=2, deadline_s=deadline))
+    with capture_logs() as logs:
+        loop.step()
+        time.sleep(0.03)
+        drain(loop)
+    assert [entry["log_level"] for entry in logs if entry["event"] == "request failed"] == [level]
+
+
 def interrupted(*_args):
     raise KeyboardInterrupt
 
