@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from power_core.errors import ConfigError
 __all__ = ["apply_host", "host_facts", "parse_cores", "processor", "usable_cores"]
 
 _WAIT_POLICIES = ("OMP_WAIT_POLICY", "OMP_NUM_THREADS", "OMP_PROC_BIND", "KMP_BLOCKTIME", "GOMP_SPINCOUNT")
+_DIGITS = 4  # of a core's number: no system has ten thousand
 
 
 def parse_cores(text: str) -> frozenset[int]:
@@ -32,7 +34,8 @@ def parse_cores(text: str) -> frozenset[int]:
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         last = last if dash else first
-        if not (first.isdecimal() and last.isdecimal()) or not int(first) <= int(last) < 4096:
+        are_numbers = all(each.isdecimal() and len(each) <= _DIGITS for each in (first, last))
+        if not are_numbers or int(first) > int(last):
             raise ConfigError(f"affinity is {text!r:.80}", who="config", got=text, expected="cores as in 0-3,6")
         cores.update(range(int(first), int(last) + 1))
     return frozenset(cores)
@@ -66,11 +69,13 @@ def apply_host(affinity: str | None, priority: int | None) -> None:
     if affinity is not None:
         if not hasattr(os, "sched_setaffinity"):
             raise ConfigError("affinity cannot be set on this system", who="config", fix="leave affinity out")
-        _attempt("affinity", affinity, lambda: os.sched_setaffinity(0, parse_cores(affinity)))
+        expected = f"cores of this machine, 0 to {(os.cpu_count() or 1) - 1}"
+        _attempt("affinity", affinity, lambda: os.sched_setaffinity(0, parse_cores(affinity)), expected)
     if priority is not None:
         if not hasattr(os, "setpriority"):
             raise ConfigError("priority cannot be set on this system", who="config", fix="leave priority out")
-        _attempt("priority", priority, lambda: os.setpriority(os.PRIO_PROCESS, 0, priority))
+        expected = f"{os.getpriority(os.PRIO_PROCESS, 0)} to 19, or a user who may ask for more"
+        _attempt("priority", priority, lambda: os.setpriority(os.PRIO_PROCESS, 0, priority), expected)
 
 
 def host_facts(threads: int | None) -> dict[str, Any]:
@@ -89,8 +94,10 @@ def host_facts(threads: int | None) -> dict[str, Any]:
     return facts
 
 
-def _attempt(key: str, value: object, action: Any) -> None:
+def _attempt(key: str, value: object, action: Callable[[], object], expected: str) -> None:
     try:
         action()
-    except (OSError, ValueError) as exc:
-        raise ConfigError(f"{key} {value} cannot be set: {exc}", who="config", where=key, got=value) from exc
+    except OSError as exc:
+        raise ConfigError(
+            f"{key} {value} cannot be set: {exc.strerror}", who="config", got=value, expected=expected
+        ) from exc
