@@ -165,8 +165,9 @@ class Engine:
         """
         if not isinstance(messages, Sequence) or not all(isinstance(message, ChatMessage) for message in messages):
             raise RequestError(
-                f"the messages are {messages!r:.80}", who="chat", got=messages, expected="a sequence of ChatMessage"
-            )
+                f"the messages are {messages!r:.80}", who="chat", got=messages, expected="a sequence of ChatMessage",
+                fix='write a turn as power_core.ChatMessage("user", "...")',
+            )  # fmt: skip
         return self.model.tokenizer.encode_chat(messages)
 
     def request(self, prompt: Prompt, **fields: Any) -> GenerationRequest:
@@ -191,8 +192,9 @@ class Engine:
     def _prompt_ids(self, prompt: Prompt) -> Sequence[TokenId]:
         if isinstance(prompt, str):
             return self.encode(prompt)
-        if isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], ChatMessage):
-            return self.encode_chat(prompt)  # type: ignore[arg-type]  # a sequence of one kind
+        first = prompt[0] if isinstance(prompt, Sequence) and prompt else prompt
+        if isinstance(first, ChatMessage | Mapping):  # a table is a turn as servers have it: told what one is here
+            return self.encode_chat(prompt)  # type: ignore[arg-type]  # a sequence of one kind, or refused
         return prompt  # type: ignore[return-value]  # token ids, or what the request refuses
 
     # -- decoding ---------------------------------------------------------------------------------

@@ -279,6 +279,20 @@ def test_a_strategy_that_cannot_be_opened_is_one_line(runtime, monkeypatch):
         assert len(engine.complete(PROMPT, max_tokens=9).token_ids) == 9
 
 
+TURN = {"role": "user", "content": "hi"}
+
+
+@pytest.mark.parametrize("prompt", [[TURN], [TURN, TURN], TURN], ids=["one", "two", "bare"])
+def test_turns_as_tables_are_told_what_a_turn_is(runtime, prompt):
+    """And not that they are no token ids."""
+    with runtime.open("toy") as engine:
+        for call in (engine.complete, engine.generate, engine.encode_chat):
+            with pytest.raises(
+                RequestError, match=r"^chat: the messages are .* write a turn as power_core\.ChatMessage"
+            ):
+                call(prompt)
+
+
 def test_closing_frees_the_model_though_a_drafter_refuses(runtime, target, monkeypatch):
     """What a drafter raises as it closes reaches the caller after session and model are free."""
     engine = runtime.open("toy", spec="random")
