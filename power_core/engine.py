@@ -29,7 +29,7 @@ from power_core.scheduler.stats import EngineStats, collect
 from power_core.scheduler.widths import make_policy
 from power_core.shapes import ExactnessLevel, ShapeProfile
 from power_core.strategies import ResolvedStrategy
-from power_core.target import ChatMessage, SessionOptions, TargetModel, TargetSession
+from power_core.target import ChatMessage, SessionOptions, TargetModel, TargetSession, encode_raw
 from power_core.types import JSON, Origin, TokenId
 
 __all__ = ["Engine", "Generation"]
@@ -150,11 +150,7 @@ class Engine:
         """
         if not isinstance(text, str):
             raise RequestError(f"the prompt is {text!r:.80}", who="request", got=text, expected="text")
-        tokenizer = self.model.tokenizer
-        ids = tokenizer.encode(text)
-        if not ids and tokenizer.bos_id is not None:
-            return [tokenizer.bos_id]
-        return ids
+        return encode_raw(self.model.tokenizer, text)
 
     def encode_chat(self, messages: Sequence[ChatMessage]) -> list[TokenId]:
         """

@@ -31,7 +31,10 @@ __all__ = [
     "TargetModel",
     "TargetSession",
     "Tokenizer",
+    "encode_raw",
 ]
+
+_DEFAULT_CONTEXT = 4096
 
 
 class RowBatch:
@@ -237,6 +240,12 @@ class Tokenizer(Protocol):
         """
 
 
+def encode_raw(tokenizer: Tokenizer, text: str) -> list[TokenId]:
+    """Ids of *text* as a prompt without a template; of an empty one BOS alone, where the model has it."""
+    ids = tokenizer.encode(text)
+    return [tokenizer.bos_id] if not ids and tokenizer.bos_id is not None else ids
+
+
 @frozen
 class SessionOptions:
     """
@@ -258,6 +267,15 @@ class SessionOptions:
     rollback_rows: int = 0
     hidden_layers: tuple[int, ...] = ()
     threads: int | None = None
+
+    def context_for(self, trained: int) -> int:
+        """
+        Positions per sequence of a model that was trained for *trained*.
+
+        >>> SessionOptions().context_for(2048), SessionOptions().context_for(131072)
+        (2048, 4096)
+        """
+        return min(_DEFAULT_CONTEXT, trained) if self.context_size is None else self.context_size
 
 
 class TargetModel(Protocol):

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["check_servable", "encode_prompt", "read_prompt", "read_text"]
 
-_DEFAULT_CONTEXT = 4096  # of a session that was asked for none: see `SessionOptions`
 _MOST = 64 << 20  # bytes; what does not end is not read to its end
 
 
@@ -50,12 +49,12 @@ def read_text(file: Path) -> str:
 
 def encode_prompt(tokenizer: Tokenizer, text: str, *, chat: bool | None, system: str | None) -> Sequence[TokenId]:
     """Ids of *text*: as the user's turn of a chat where *chat* (None: where there is a template), else as it is."""
-    from power_core.target import ChatMessage
+    from power_core.target import ChatMessage, encode_raw
 
     if chat is False or (chat is None and system is None and not tokenizer.has_chat_template):
         if system is not None:
             raise click.UsageError("--system needs a chat; this prompt is raw")
-        return tokenizer.encode(text) or ([] if tokenizer.bos_id is None else [tokenizer.bos_id])  # as `Engine.encode`
+        return encode_raw(tokenizer, text)
     turns = [] if system is None else [ChatMessage("system", system)]
     return tokenizer.encode_chat([*turns, ChatMessage("user", text)])
 
@@ -70,9 +69,10 @@ def check_servable(request: GenerationRequest, model: TargetModel, config: Power
     from power_core.decoding import Decoder
     from power_core.sampling import Sampler
     from power_core.scheduler.checks import check_request
+    from power_core.target import SessionOptions
 
     tokenizer = model.tokenizer
-    context = min(_DEFAULT_CONTEXT, model.trained_context) if config.ctx is None else config.ctx
+    context = SessionOptions(context_size=config.ctx).context_for(model.trained_context)
     check_request(request, tokenizer.vocab_size, context)
     Sampler(request.sampling, prompt=request.prompt, tokenizer=tokenizer, seed=0)
     Decoder(tokenizer, stop=request.stop, stop_ids=request.stop_ids)

@@ -30,7 +30,6 @@ from power_torch.weights import ModelWeights
 __all__ = ["TorchBackend", "TorchModel"]
 
 PLUGIN = "torch"
-_DEFAULT_CONTEXT = 4096
 _MOST_SEQUENCES, _MOST_ROWS, _MOST_THREADS = 256, 1024, 512
 
 
@@ -157,9 +156,7 @@ class TorchModel:
         """The context size, once every option is within bounds."""
         if self._is_closed:
             raise BackendError("the model is closed", plugin=PLUGIN, where=str(self._file.path), fix="load it again")
-        context = options.context_size
-        if context is None:
-            context = min(_DEFAULT_CONTEXT, self.trained_context)
+        context = options.context_for(self.trained_context)
         for name, value, most, key in (
             ("context_size", context, self.trained_context, "ctx"),
             ("max_sequences", options.max_sequences, _MOST_SEQUENCES, "parallel"),

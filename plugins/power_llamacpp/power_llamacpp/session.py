@@ -439,16 +439,15 @@ def context_size_of(options: SessionOptions, trained: int) -> int:
     Raises:
         ConfigError: None or fewer than one, or more than the model was trained for.
     """
-    if options.context_size is None:
-        return min(4096, trained)
-    if not 1 <= options.context_size <= trained:
+    size = options.context_for(trained)
+    if not 1 <= size <= trained:
         raise ConfigError(
-            f"context_size is {options.context_size}",
+            f"context_size is {size}",
             plugin=PLUGIN,
-            got=options.context_size,
+            got=size,
             expected=f"1 to {trained}, what the model was trained for",
         )
-    return options.context_size
+    return size
 
 
 def _most_scratch(shape: WidthClass) -> int:
