@@ -128,7 +128,7 @@ def run(plan: Plan, model: TargetModel, contracts: Mapping[str, ArtifactContract
     weights = load_weights(plan.path, torch.bfloat16)
     trained, held_out = split(dataset)
     if not trained:
-        raise _too_little(f"{len(dataset.sequences)} answers, none of them to learn from", plan)
+        raise _too_little(f"of {len(dataset.sequences)} answers 0 are there to learn from", plan)
     mask_id = mask_token(model.tokenizer, weights.token_embd)
     layers = tuple(dataset.header["layers"])
     shape = drafter_shape(
@@ -197,8 +197,9 @@ def _gguf_name(plan: Plan, quantization: Quantization) -> str:
 
 def _too_little(found: str, plan: Plan) -> ArtifactError:
     return ArtifactError(
-        found, who="power-train", where=", ".join(map(str, plan.text)), fix="pass --text FILE with more prompts"
-    )
+        found, who="power-train", where=", ".join(map(str, plan.text)), expected=f"{_FEWEST_PROMPTS} or more",
+        fix="pass --text FILE with more prompts",
+    )  # fmt: skip
 
 
 def _history(start: Path) -> dict[str, JSON]:

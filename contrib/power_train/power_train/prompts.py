@@ -71,8 +71,10 @@ def read_prompts(paths: Sequence[Path]) -> list[Prompt]:
 def _read(path: Path) -> Iterator[Prompt]:
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ArtifactError(f"cannot be read: {exc}", who="power-train", where=str(path)) from exc
+    except OSError as exc:
+        raise ArtifactError(f"cannot be read: {exc.strerror}", who="power-train", where=str(path)) from exc
+    except UnicodeDecodeError as exc:
+        raise ArtifactError(f"not UTF-8 text (byte {exc.start})", who="power-train", where=str(path)) from exc
     if path.suffix != ".jsonl":
         yield from (Prompt(part.strip()) for part in text.split("\n\n") if part.strip())
         return

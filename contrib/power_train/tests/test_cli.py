@@ -121,6 +121,20 @@ def test_prompts_that_are_none_are_named(target: Path, tmp_path: Path, line: str
         ran(target, path, tmp_path / "run")
 
 
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [(None, "cannot be read: No such file or directory$"), (b"a\xff", r"not UTF-8 text \(byte 1\)$")],
+)
+def test_a_text_that_cannot_be_read_is_named(target: Path, tmp_path: Path, content: bytes | None, found: str) -> None:
+    """In words; nothing is written."""
+    path = tmp_path / "bad.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ArtifactError, match=f"^power-train: {path}: {found}"):
+        ran(target, path, tmp_path / "run")
+    assert not (tmp_path / "run" / "text").exists()
+
+
 def test_progress_is_told_by_tenths_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     """A log of an hour's training has a line for each tenth of it, not one for each step, and not none."""
     with Watch() as watch:
