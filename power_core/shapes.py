@@ -65,11 +65,14 @@ class WidthClass:
         widths: Row counts of one forward, ascending. A step of n rows runs at the smallest width >= n.
         costs: Cost of a forward at each of `widths`, or at the first few: those that were measured; in units of
             the cheapest single-row step.
+        apart: Whether rows of a sequence beyond its first, where other sequences have rows in the step, too, take a
+            pass of their own over the weights.
     """
 
     identity: ShapeIdentity
     widths: tuple[int, ...] = field(validator=_ascending)
     costs: tuple[float, ...] = ()
+    apart: bool = False
 
     @property
     def max_rows(self) -> int:
@@ -142,8 +145,10 @@ class ShapeProfile:
 
 
 def _class_document(shape: WidthClass) -> dict[str, JSON]:
-    return {"identity": shape.identity.digest, "widths": list(shape.widths), "costs": list(shape.costs)}
+    facts = {"widths": list(shape.widths), "costs": list(shape.costs), "apart": shape.apart}
+    return {"identity": shape.identity.digest, **facts}
 
 
 def _width_class(document: JSON) -> WidthClass:
-    return WidthClass(ShapeIdentity(document["identity"]), tuple(document["widths"]), tuple(document["costs"]))
+    widths, costs = tuple(document["widths"]), tuple(document["costs"])
+    return WidthClass(ShapeIdentity(document["identity"]), widths, costs, bool(document["apart"]))

@@ -149,7 +149,8 @@ class TargetSession(Protocol):
         """
         Evaluate the rows of all sequences in ONE pass, within *shape* (pad rows are the session's affair).
 
-        Each chain must start at `length(seq)`. On an exception no sequence has changed.
+        Each chain must start at `length(seq)`; they come in ascending order of sequences. On an exception no sequence
+        has changed.
 
         Raises:
             BackendError: The native library failed, or the rows do not fit.

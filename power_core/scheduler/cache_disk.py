@@ -165,7 +165,7 @@ class DiskTier:
         try:
             with file.open("rb") as data:
                 return _parse_head(data.read, file.stat())
-        except (OSError, ValueError, KeyError, TypeError, struct.error) as exc:
+        except Exception as exc:  # noqa: BLE001 - whatever a file holds that is none of ours, it is a miss
             self._remove(file.name, f"{type(exc).__name__}: {exc}")
             return None
 

@@ -6,6 +6,7 @@ the first i tokens are accepted, c the measured cost of a forward, and ``rate`` 
 time has been bringing lately. Weighing time by the going rate, rather than taking the best ratio of
 each single round, is what maximises tokens over total time (renewal-reward; Dinkelbach 1967): a long
 sure proposal amid plain text is used to its end, one amid many others is cut where its tail flags.
+Beside other requests time is dearer, for they all wait: `rate` is the tokens that it brings all of them.
 
 Two decisions share the formula. `trim` makes it with the proposal in hand. `limit` weighs what asking
 costs against what trimmed proposals of that length have lately been worth.
@@ -110,6 +111,7 @@ class CostAwareWidth:
         self._ladder = hot_widths(shape.draft_max, policy.rows)
         self._pads = bool(policy.rows) and not {*range(2, shape.draft_max + 2)} <= {*policy.rows}
         self._curve = policy.curve()
+        self._beside = 0  # rows of others in the step at hand
         self._table = AcceptanceTable()
         self._worth = _Worth(self._ladder, self._curve)
         self._rate = _Rate()
@@ -142,7 +144,7 @@ class CostAwareWidth:
     # -- the two decisions ------------------------------------------------------------------------
 
     def limit(self, room: int, beside: int = 0, backlog: int = 0) -> int:
-        self._curve = self._policy.curve()
+        self._curve, self._beside = self._policy.curve(), beside
         self._ids, self._cells, self._values = (), (), ()
         self._is_probe, self._wanted = False, 0
         self._context = self._table.context
@@ -159,14 +161,14 @@ class CostAwareWidth:
         if costs[min(longest, len(costs) - 1)] <= self._policy.free:
             return longest if self._since_ask >= min(self._wrong // _WRONG_ROUNDS, _FREE_WAIT) else 0
         if self._shape.sequential:
-            self.stop_below = self._curve.stop_below(self._shape.strategy, longest, self._rate.value)
+            self.stop_below = self._curve.stop_below(self._shape.strategy, longest, self._going_rate)
             costs = costs[: 1 + max(round(self._reach), 1)]
         lengths = self._lengths(longest)
         if not lengths:
             return 0
         feed = self._feed if self._asks else 0.0  # the prompt's rows are told once for the whole request
         if self._purse > _DEBT_MOST and (
-            best := self._worth.best(self._context, lengths, costs, feed, self._rate.value)
+            best := self._worth.best(self._context, lengths, costs, feed, self._going_rate)
         ):
             self._feed = feed
             return best
@@ -179,7 +181,7 @@ class CostAwareWidth:
         probe = max((k for k in lengths if costs[min(k, last)] <= most), default=lengths[0])
         if self._since_probe < self._probe_wait or self._purse < costs[min(probe, last)] + self._feed:
             return 0
-        if not any(k > self._curve.step(1 + k) - 1 + costs[min(k, last)] for k in lengths):
+        if not any(k > self._forgo(self._curve.added(k, self._beside) + costs[min(k, last)]) for k in lengths):
             return 0  # not even tokens that are all right would pay
         self._is_probe = True
         return probe
@@ -192,14 +194,14 @@ class CostAwareWidth:
         return [k for k in self._ladder if k <= longest]
 
     def trim(self, token_ids: Sequence[TokenId], confidences: Sequence[float] | None, beside: int = 0) -> int:
-        self._ids = token_ids
+        self._ids, self._beside = token_ids, beside
         self._cells = self._table.cells(len(token_ids), confidences)
         self._values = values = []
         self.chances = survival = self._table.survival(self._cells)
         if not token_ids or (self._policy.needs_plain_step and not beside):
             return 0  # beside other requests a step of one row cannot be had
-        step, rate, first = self._curve.step, self._rate.value, survival[0]
-        base, expected, done = step(beside + 1), 0.0, 0
+        rate, first = self._going_rate, survival[0]
+        expected, done = 0.0, 0
         # An unsure first token risks the extra cost of the whole proposal; the purse must be able to bear it.
         credit = _CREDIT * first * max(1.0 - min(self._purse, 0.0) / _DEBT_MOST, 0.0)
         bearable = (max(self._purse, 0.0) + credit) / (1.0 - first + 1e-9)
@@ -208,11 +210,11 @@ class CostAwareWidth:
         for k in self._cuts(len(survival)):
             expected += sum(survival[done:k])
             done = k
-            extra = step(beside + 1 + k) - base
+            extra = self._curve.added(k, beside)
             value = expected - rate * extra
             if value > wanted_value:
                 wanted, wanted_value = k, value
-                if extra <= bearable:
+                if self._forgo(extra) <= bearable:
                     best, best_value = k, value
             values.append(best_value)
         self._wanted = wanted if wanted > best else 0
@@ -224,6 +226,15 @@ class CostAwareWidth:
         cuts = self._ladder[:known]
         return (*cuts, count) if self._pads and count not in cuts else cuts
 
+    @property
+    def _going_rate(self) -> float:
+        """Tokens, of all requests of the step, that a unit of time brings."""
+        return self._rate.value * self._forgo(1.0)
+
+    def _forgo(self, time: float) -> float:
+        """Tokens that plain decoding would bring the requests of the step in *time*."""
+        return time * (self._beside + 1) / self._curve.step(self._beside + 1)
+
     # -- what is learned --------------------------------------------------------------------------
 
     def feedback(self, outcome: Round) -> None:
@@ -233,13 +244,15 @@ class CostAwareWidth:
         tokens = len(outcome.chosen)
         right = self._table.learn(self._ids, self._cells, outcome.chosen)
         drafted = len(self._ids) if self._shape.sequential else self._asked
-        cost = self._curve.step(1 + outcome.drafted) + self._curve.draft(self._shape.strategy, drafted)
-        cost += self._feed if self._asked else 0.0
+        time = self._curve.added(outcome.drafted, self._beside) + self._curve.draft(self._shape.strategy, drafted)
+        cost = 1.0 + self._forgo(time + (self._feed if self._asked else 0.0))
         self._rate.add(tokens, cost)
         # Plain decoding would have taken one step for each token.
         purse = self._purse + tokens - cost + self._policy.budget * tokens
         if self._wanted:
-            self._forgone.watch(self._ids[: self._wanted], self._curve.step(1 + self._wanted))
+            self._forgone.watch(
+                self._ids[: self._wanted], 1.0 + self._forgo(self._curve.added(self._wanted, self._beside))
+            )
         self._purse = min(purse + self._forgone.follow(outcome.chosen), _PURSE_MOST)
         self._since_ask += tokens
         self._since_probe += tokens
@@ -346,7 +359,7 @@ class _Worth:
             return 0.0
         last = len(costs) - 1
         nets = [v - costs[min(k, last)] for v, k in zip(self._values[WARM], self._ladder, strict=True)]
-        return min(max(0.0, *nets), 1.0)
+        return min(max([0.0, *nets]), 1.0)
 
     def add(self, context: int, asked: int, seen: Sequence[float], *, was_right: bool) -> None:
         """

@@ -43,6 +43,7 @@ class CostCurve:
         row: Cost of each further row beyond the table.
         drafts: Strategy -> `d`, where `d[k]` is the cost of asking it for k tokens; `d[0]` is 0.
         feeds: Strategy -> cost of telling it the states of a few rows, and of each row where they are many.
+        apart: See `WidthClass`.
     """
 
     version: int
@@ -50,6 +51,7 @@ class CostCurve:
     row: float
     drafts: Mapping[str, tuple[float, ...]]
     feeds: Mapping[str, tuple[float, float]] = field(factory=dict)
+    apart: bool = False
 
     def step(self, rows: int) -> float:
         """
@@ -60,6 +62,17 @@ class CostCurve:
         """
         known = len(self.steps) - 1
         return self.steps[rows] if rows <= known else self.steps[known] + self.row * (rows - known)
+
+    def added(self, tokens: int, beside: int = 0) -> float:
+        """
+        What checking *tokens* proposed tokens adds to a step that has *beside* rows of other sequences.
+
+        >>> [CostCurve(0, (0.0, 1.0, 1.5), 0.5, {}, apart=apart).added(1, beside=4) for apart in (False, True)]
+        [0.5, 1.0]
+        """
+        if self.apart and beside and tokens:
+            return self.step(tokens)
+        return self.step(beside + 1 + tokens) - self.step(beside + 1)
 
     def draft(self, strategy: str, tokens: int) -> float:
         """Cost of asking *strategy* for *tokens* tokens; 0 until it has been timed."""
@@ -245,7 +258,7 @@ class CostModel:
         row = (last - before) / max(len(steps) - 1 - len(steps) // 2, 1)
         drafts = {name: self._draft_table(windows) for name, windows in self._drafts.items()}
         feeds = {name: _feed_costs(*windows) for name, windows in self._feeds.items()}
-        return CostCurve(self._curve.version + 1, tuple(steps), max(row, 0.0), drafts, feeds)
+        return CostCurve(self._curve.version + 1, tuple(steps), max(row, 0.0), drafts, feeds, self._shape.apart)
 
     def _corrected(self) -> list[float]:
         """Priors of all widths, each scaled by what the nearest measured widths turned out to cost."""

@@ -305,7 +305,9 @@ class StepLoop:
         elapsed = time.perf_counter() - started
         self.forward_seconds += elapsed
         self._count_step(members, rows_out.width)
-        if outputs == batch.n and plan.shape == self.session.profile.decode:  # rows not read back cost less
+        is_one_pass = not plan.shape.apart or len(members) == 1 or outputs == len(members)
+        # Rows not read back cost less.
+        if is_one_pass and outputs == batch.n and plan.shape == self.session.profile.decode:
             self.costs.observe_forward(rows_out.width, elapsed)
         for member in members:
             member.rows = rows_out

@@ -1,6 +1,7 @@
 """Width policies in the engine: they change what a step costs, never its tokens, and learn from what was committed."""
 
 import pytest
+from attrs import evolve
 from structlog.testing import capture_logs
 
 from power_core.drafter import Proposal
@@ -211,6 +212,21 @@ def test_without_estimates_rows_are_shared_alike(make_lab):
     lab = lab_of(make_lab, POLICIES["fixed"], parallel=3, max_rows=10, draft_max=8)
     results = lab.run(*[GenerationRequest(PROMPT, max_tokens=40, spec="oracle") for _ in range(3)])
     assert max(result.counts.rounds for result in results) <= min(result.counts.rounds for result in results) + 3
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_step_of_several_passes_is_no_timing_of_a_wide_one(make_lab, monkeypatch, apart):
+    """Where rows beyond one for each request run apart, such a step says nothing of a step of as many rows of one."""
+
+    def profile(options):
+        made = one_class()(options)
+        return evolve(made, decode=evolve(made.decode, apart=apart), prefill=evolve(made.prefill, apart=apart))
+
+    lab = lab_of(make_lab, POLICIES["fixed"], target=ScriptedTarget(VOCAB, profile=profile), parallel=2, draft_max=3)
+    timed = []
+    monkeypatch.setattr(lab.loop.costs, "observe_forward", lambda width, _seconds: timed.append(width))
+    lab.run(*[GenerationRequest(PROMPT, max_tokens=20, spec=spec) for spec in ("oracle", "off")])
+    assert (5 in timed, 1 in timed) == (not apart, True)
 
 
 def test_a_fixed_shape_refuses_adaptive_when_it_is_submitted(make_lab):

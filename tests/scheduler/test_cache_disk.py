@@ -1,13 +1,14 @@
 """The disk tier of the prompt cache: a damaged file is a miss with a warning, never a crash (case 22)."""
 
 import os
+import struct
 
 import pytest
 from structlog.testing import capture_logs
 
 from power_core.errors import BackendError, ConfigError
 from power_core.prefix import Snapshot
-from power_core.scheduler.cache_disk import DiskTier, PartShape
+from power_core.scheduler.cache_disk import _MAGIC, _SUFFIX, DiskTier, PartShape
 from power_core.scheduler.prefix import ReuseRule
 from power_core.scheduler.prompt_cache import PromptCache
 
@@ -122,6 +123,20 @@ def test_a_file_damaged_while_it_is_open_makes_a_miss(tmp_path):
     only_file(tmp_path).write_bytes(b"no")
     assert loaded(cache, store, "a", [1, 2, 3, 4]) is None
     assert cache.counters.damaged == 1
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b'{"key": "k", "tokens": Infinity, "prefilled": 1, "parts": {}}',
+        b'{"key": "k", "tokens": 0, "prefilled": 1, "parts": []}',
+        b"[" * 60_000,
+    ],
+)  # fmt: skip
+def test_a_header_of_any_content_is_a_miss(tmp_path, head):
+    """What JSON can hold, and what it cannot hold either."""
+    (tmp_path / ("0" * 40 + _SUFFIX)).write_bytes(_MAGIC + struct.pack("<I", len(head)) + head + b"\0" * 40)
+    assert DiskTier(tmp_path, max_bytes=1000).damaged == 1
 
 
 def test_a_file_another_process_removed_makes_a_miss(tmp_path):

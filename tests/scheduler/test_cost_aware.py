@@ -189,10 +189,37 @@ def test_rows_beside_others_need_no_plain_step_first():
     assert width.trim([1] * K, [0.99] * K, beside=3) > 0
 
 
+def test_a_request_that_never_proposes_can_begin():
+    """Its K is 0, and what its strategy costs is known."""
+    costs = curve(CPU, BLOCK)
+    assert CostAwarePolicy(lambda: costs).begin(DraftShape(0, strategy="s")).limit(0) == 0
+
+
+@pytest.mark.parametrize("steps", [CPU, [1 + 0.15 * n for n in range(16)]])
+@pytest.mark.parametrize("apart", [False, True])
+def test_beside_others_no_text_makes_all_of_them_slower(steps, apart):
+    """Seven requests wait for the rows of one that is sometimes right: what it gains outweighs what they lose."""
+    costs = evolve(curve(steps), apart=apart)
+    for text in (chance_trace(512, 0.5, seed=2), chance_trace(512, 0.8, seed=2), trace((512, 0))):
+        width, position, time_, steps_ = CostAwarePolicy(lambda: costs).begin(DraftShape(K, strategy="s")), 0, 0.0, 0
+        while position < len(text.points):
+            point = text.points[position]
+            asked = width.limit(min(K, len(text.points) - position - 1), 7)
+            right = min(point.accepted, asked)
+            kept = width.trim([1] * right + [2] * (asked - right), None, 7)
+            accepted = min(kept, right)
+            width.feedback(Round(kept, accepted, [1] * (accepted + 1)))
+            position += accepted + 1
+            time_ += costs.step(8) + costs.added(kept, 7)
+            steps_ += 1
+        plain = costs.step(8) / 8  # of one token
+        assert (7 * steps_ + position) * plain >= NO_REGRET * time_
+
+
 def test_rows_beside_others_cost_what_the_curve_says():
-    """Alone, the first extra row costs 0.9 of a step; beside 7 rows of others 0.2."""
+    """Alone, the first extra row costs 0.9 of a step; beside 7 rows of others 0.2, though all of them wait for it."""
     width = taught(CPU, [0.99] * K, rights=[8] * 2)
-    unsure = [0.5] * K
+    unsure = [0.6] * K
     width.limit(K)
     assert width.trim([1] * K, unsure) == 0
     width.limit(K, beside=7)

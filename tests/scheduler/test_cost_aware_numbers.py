@@ -77,13 +77,24 @@ def test_a_proposal_is_cut_where_its_worth_is_largest(earlier, steps, cut):
     assert width.trim([], None) == 0
 
 
-@pytest.mark.parametrize(("extra", "cut"), [(0.74, 1), (0.76, 0)])
-@pytest.mark.parametrize(("beside", "steps"), [(1, (1.0, 2.0)), (2, (1.0, 3.0, 1.0))])
-def test_extra_rows_are_counted_from_those_of_others(beside, steps, extra, cut):
-    """Beside two rows the first token is the fourth row, and what it takes beyond three is 0.75 at most."""
-    width = started((*steps, steps[-1] + extra, *[9.0] * 12))
+@pytest.mark.parametrize(("more", "cut"), [(-0.01, 1), (0.01, 0)])
+@pytest.mark.parametrize(
+    ("beside", "steps", "most"), [(1, (1.0, 2.0), 0.75), (2, (1.0, 3.0, 3.0), 0.75), (2, (1.0, 1.2, 1.5), 0.375)]
+)
+def test_extra_rows_are_counted_from_those_of_others(beside, steps, most, more, cut):
+    """Beside two rows the first token is the fourth; all three requests wait for it, and bring a token each for 1.5."""
+    width = started((*steps, steps[-1] + most + more, *[9.0] * 12))
     width.limit(K, beside=beside)
     assert width.trim([1] * K, None, beside=beside) == cut
+
+
+@pytest.mark.parametrize(("apart", "cut"), [(False, 1), (True, 0)])
+def test_rows_that_run_apart_take_a_step_of_their_own(apart, cut):
+    """Beside one other request a third row adds 0.2 to a step; in a pass of its own it takes a whole one."""
+    costs = evolve(fixed_curve((1.0, 2.0, 2.2, *[9.0] * 12)), apart=apart)
+    width = CostAwarePolicy(lambda: costs).begin(DraftShape(K, strategy="s"))
+    width.limit(K, beside=1)
+    assert width.trim([1] * K, None, beside=1) == cut
 
 
 def test_the_purse_and_the_rate_are_those_of_what_was_computed():

@@ -37,7 +37,7 @@ from power_llamacpp.probe_choice import Choice, Measurement, ProbeSettings, choo
 __all__ = ["ProbeResult", "ProbeSettings", "build_facts", "measure"]
 
 PLUGIN = "llamacpp"
-_SCHEMA = 1  # of what is cached; raise it when the probe measures differently
+_SCHEMA = 2  # of what is cached; raise it when the probe measures differently
 _NARROWEST, _WIDEST = 16, 32  # decode widths are measured one by one up to max_rows, within these bounds
 _CHUNKS = (17, 33, 100)  # prompt chunks compared besides the largest: no multiples of a kernel's tile
 _TIMEOUT_S = 120.0  # a child; and as much again for every further GB of the model file
@@ -338,7 +338,7 @@ def _width_class(
     times = choice.measured.milliseconds
     timed = [width for width in widths if width in times]
     costs = tuple(round(times[width] / times[1], 3) for width in timed)
-    return WidthClass(ShapeIdentity.of(facts), widths, costs)
+    return WidthClass(ShapeIdentity.of(facts), widths, costs, apart=True)  # `split_equal` in llama-batch.cpp
 
 
 def _cache_key(subject: _Subject, info: GgufInfo, candidates: list[ProbeSettings]) -> dict[str, JSON]:
