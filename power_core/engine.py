@@ -42,6 +42,16 @@ _PAUSE_S = 0.001
 _SAMPLING_FIELDS = frozenset(field.name for field in SamplingSpec.__attrs_attrs__)
 
 
+class _Turns(threading.local):
+    """What the steps hold that run in this thread, by `id`: devices, or engines without one."""
+
+    def __init__(self) -> None:
+        self.held: set[int] = set()
+
+
+_TURNS = _Turns()
+
+
 class Engine:
     """
     A loaded model with its session and step loop. Made by `Runtime.open`.
@@ -213,6 +223,7 @@ class Engine:
             request = prompt
         else:
             request = self.request(prompt, **fields)
+        self._refuse_within_step()
         with self._lock:
             request_id = self.loop.submit(request)
             queue = self._queues[request_id] = deque()
@@ -246,11 +257,13 @@ class Engine:
 
     def submit(self, request: GenerationRequest) -> int:
         """Queue a request for callers that `step` themselves; returns its number."""
+        self._refuse_within_step()
         with self._lock:
             return self.loop.submit(request)
 
     def step(self) -> list[Event]:
         """One step over all requests; returns the events of those that were given to `submit`."""
+        self._refuse_within_step()
         with self._lock:
             self._advance()
             events, self._unclaimed = self._unclaimed, []
@@ -270,6 +283,7 @@ class Engine:
 
     def close(self) -> None:
         """Free the session and the model; requests that have not ended are forgotten. Idempotent."""
+        self._refuse_within_step()
         with self._lock:
             if self._closed:
                 return
@@ -298,7 +312,11 @@ class Engine:
             raise RequestError("the engine is closed", who=f"engine {self.name!r}", fix="open the model again")
         device = self._serving.device
         with nullcontext() if device is None else device.acquire(self.name):
-            events = self.loop.step()
+            _TURNS.held.add(self._turn)
+            try:
+                events = self.loop.step()
+            finally:
+                _TURNS.held.discard(self._turn)
         if not events:
             self._pause()
         for event in events:
@@ -308,6 +326,19 @@ class Engine:
             if event.origin is Origin.END:
                 self._queues.pop(event.request_id, None)
 
+    @property
+    def _turn(self) -> int:
+        return id(self._serving.device or self)
+
+    def _refuse_within_step(self) -> None:
+        """Refuse a user's code that runs within a step what would wait for that very step, for ever."""
+        if self._turn in _TURNS.held:
+            raise RequestError(
+                "called from within a step, by a logits processor or a plugin",
+                who=f"engine {self.name!r}",
+                fix="call it between two events",
+            )
+
     def _pause(self) -> None:
         """Let others run where nothing can be stepped: every request waits for something that others hold."""
         if self._queue.admission.active == 0:
@@ -315,6 +346,7 @@ class Engine:
 
     def _next_event(self, queue: deque[Event]) -> Event:
         while not queue:
+            self._refuse_within_step()
             with self._lock:
                 if not queue:  # another thread may have stepped meanwhile
                     self._advance()

@@ -312,3 +312,28 @@ def test_a_closed_engine_says_so(runtime):
     engine.close()
     with pytest.raises(RequestError, match="closed"):
         generation.drain()
+
+
+@pytest.mark.parametrize("call", ["complete", "another", "submit", "step", "close"])
+def test_a_processor_that_calls_its_engine_is_refused(runtime, call):
+    """What would wait for the very step that it runs in is an error of the request, at once; the engines go on."""
+    with runtime.open("toy") as engine, runtime.open("toy") as another:
+        open_before = engine.complete([1, 2], max_tokens=2), another.complete([1, 2], max_tokens=2)
+        request = GenerationRequest((1, 2), max_tokens=2)
+        calls = {
+            "complete": lambda: engine.complete(request),
+            "another": lambda: another.complete(request),  # one forward at a time, over all engines of a runtime
+            "submit": lambda: engine.submit(request),
+            "step": engine.step,
+            "close": engine.close,
+        }
+        errors = []
+        hooked = request.with_(sampling=SamplingSpec(processors=(lambda _tokens, _logits: calls[call](),)))
+        caller = Thread(target=lambda: errors.append(engine.generate(hooked).drain().error), daemon=True)
+        caller.start()
+        caller.join(20)
+        (error,) = errors
+        assert isinstance(error, RequestError)
+        assert "called from within a step, by a logits processor or a plugin" in str(error)
+        after = engine.complete(request), another.complete(request)
+        assert [result.token_ids for result in after] == [result.token_ids for result in open_before]
