@@ -42,7 +42,7 @@ class CacheCounters:
         reused_tokens: Prompt tokens that hits did not have to evaluate.
         evaluated_tokens: Prompt tokens that had to be, of hits and misses.
         refused: Entries not stored because they alone exceed the bound, or were there already.
-        damaged: Entries that could not be read back.
+        damaged: Entries that could not be read back, files that were damaged when their folder was opened included.
     """
 
     requests: int = 0
@@ -148,7 +148,7 @@ class PromptCache:
         self.max_entries = max_entries
         self.ttl = ttl
         self.disk = disk
-        self.counters = CacheCounters()
+        self.counters = CacheCounters(damaged=0 if disk is None else disk.damaged)  # found as the folder was opened
         self._clock = clock
         self._lock = threading.RLock()
         self._entries: OrderedDict[tuple[str, tuple[TokenId, ...]], _Entry] = OrderedDict()  # least recently used first

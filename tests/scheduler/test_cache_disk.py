@@ -115,6 +115,7 @@ def test_a_truncated_file_makes_a_miss_with_a_warning(tmp_path, keep_bytes):
         cache, store = open_cache(tmp_path)
         assert loaded(cache, store, "a", [1, 2, 3, 4]) is None
     assert [entry["log_level"] for entry in logs] == ["warning"]
+    assert cache.counters.damaged == 1
 
 
 def test_a_file_damaged_while_it_is_open_makes_a_miss(tmp_path):
