@@ -111,6 +111,9 @@ class RequestQueue:
             DeadlineError: Its deadline has already passed.
         """
         request = sequence.request
+        for waiting in list(self._waiting):
+            if waiting.cancelled:  # it ends at the next step, which nobody may take: its place is free now
+                waiting.ticket.cancel()
         sequence.ticket = self.admission.submit(request.client, deadline=sequence.deadline)
         self._by_id[sequence.request_id] = sequence
         self._waiting.append(sequence)

@@ -136,6 +136,21 @@ def test_a_full_queue_refuses_and_recovers(make_runtime):
         assert engine.stats().queue.counters.refused_full == 2
 
 
+@pytest.mark.parametrize("replicas", [0, 2])
+def test_dropped_requests_that_nobody_steps_leave_the_queue(make_runtime, replicas):
+    """A queue full of requests whose callers are gone takes the next one, whose caller steps."""
+    target = ScriptedTarget(VOCAB)
+    with make_runtime(target, queue_max=3, replicas=replicas).open("toy") as engine:
+        dropped = [engine.generate(request(n)) for n in range(3 + (replicas or 1))]
+        with pytest.raises(QueueFullError):
+            engine.generate(request())
+        dropped.pop().cancel()  # the last that waits, by name; the others by forgetting them
+        dropped.clear()
+        assert engine.complete(request()).token_ids == plain_decode(target, request()).token_ids
+        queue = engine.stats().queue
+        assert (queue.waiting, queue.active, engine.loop.active) == (0, 0, 0)
+
+
 def test_many_requests_are_fed_to_a_short_queue(make_runtime):
     """`generate_many` hands a request in when there is room; one that can never be served stops it."""
     target = ScriptedTarget(VOCAB)
