@@ -186,7 +186,7 @@ class AdaptivePolicy:
                 where="spec_width_policy",
                 got=self.name,
                 expected="fixed or cost-aware",
-                fix="unset spec_mtp_adaptive, or choose another strategy",
+                fix="choose another --width-policy (spec_mtp_adaptive is its older name), or another strategy",
             )
         return _AdaptiveWidth(self, shape)
 
