@@ -13,10 +13,10 @@ from typing import Any
 
 from power_core.capabilities import OFF
 from power_core.drafter import Drafter
-from power_core.errors import CapabilityError, DrafterError, PowerError, QueueFullError, RequestError
+from power_core.errors import CapabilityError, DeadlineError, DrafterError, PowerError, QueueFullError, RequestError
 from power_core.evidence import ArtifactRecord, CostsRecord, PolicyRecord, artifact_record, build_receipt
 from power_core.generation import Generation
-from power_core.request import Event, GenerationRequest, Result, SamplingSpec
+from power_core.request import Counts, Event, GenerationRequest, Result, SamplingSpec, Usage
 from power_core.scheduler.backlog import BacklogDrafter
 from power_core.scheduler.chains import ChainDrafter, chain_names
 from power_core.scheduler.costs import CostModel
@@ -30,7 +30,7 @@ from power_core.scheduler.widths import make_policy
 from power_core.shapes import ExactnessLevel, ShapeProfile
 from power_core.strategies import ResolvedStrategy
 from power_core.target import ChatMessage, SessionOptions, TargetModel, TargetSession, encode_raw
-from power_core.types import JSON, Origin, TokenId
+from power_core.types import JSON, FinishReason, Origin, TokenId
 
 __all__ = ["Engine", "Generation"]
 
@@ -237,7 +237,8 @@ class Engine:
         """
         Run *requests* together; results in their order. One that fails has its error in its result.
 
-        Where the queue is full the next request is handed in when there is room.
+        Where the queue is full the next request is handed in when there is room. One that comes too late, for its
+        deadline or because others fill the queue, fails alone; as it never ran, its result has no receipt.
 
         Raises:
             PowerError: A request cannot be served at all; those handed in before it are cancelled.
@@ -248,12 +249,22 @@ class Engine:
                 try:
                     generations.append(self.generate(request))
                     break
-                except QueueFullError:
+                except (QueueFullError, DeadlineError) as exc:
                     waiting = next((each for each in generations if not each.is_finished), None)
-                    if waiting is None:  # others fill the queue
-                        raise
+                    if waiting is None or isinstance(exc, DeadlineError):  # or others fill the queue
+                        generations.append(self._refused(request, exc))
+                        break
                     waiting.drain()
         return [generation.drain() for generation in generations]
+
+    def _refused(self, request: GenerationRequest, error: PowerError) -> Generation:
+        """What has already ended with *error*, without a turn."""
+        number, usage = self._queue.number(), Usage(len(request.prompt), 0)
+        result = Result(
+            number, "", (), tuple(request.prompt), FinishReason.ERROR, usage, (),
+            None if request.sampling.logprobs is None else (), Counts(), error=error, client_id=request.client_id,
+        )  # fmt: skip
+        return Generation(self, number, deque([Event(number, "", None, Origin.END, 0, result=result)]))
 
     def submit(self, request: GenerationRequest) -> int:
         """Queue a request for callers that `step` themselves; returns its number."""

@@ -19,7 +19,7 @@ from power_core.errors import (
     RequestError,
     TooLargeError,
 )
-from power_core.request import GenerationRequest
+from power_core.request import GenerationRequest, SamplingSpec
 from power_core.runtime import Runtime
 from power_core.scheduler.admission import AdmissionController, Deadline
 from power_core.testing import (
@@ -162,6 +162,23 @@ def test_many_requests_are_fed_to_a_short_queue(make_runtime):
             engine.generate_many([request(), GenerationRequest((VOCAB,))])
         assert engine.complete(request()).token_ids == results[0].token_ids
         assert engine.loop.active == 0
+
+
+def test_a_request_of_many_that_comes_too_late_fails_alone(make_runtime):
+    """Its deadline had passed before it was handed in, or others fill the queue: an error in its result only."""
+    target = ScriptedTarget(VOCAB)
+    late = [{"deadline_s": 0}, {"deadline_s": 1, "started_s": time.monotonic() - 2}]
+    with make_runtime(target, queue_max=1).open("toy") as engine:
+        asked = [request(n, client_id=str(n), **fields) for n, fields in enumerate([{}, *late, {}])]
+        results = engine.generate_many(asked)
+        assert [type(result.error) for result in results] == [type(None), DeadlineError, DeadlineError, type(None)]
+        assert [result.client_id for result in results] == list("0123")
+        assert len({result.request_id for result in results}) == 4
+        assert results[3].token_ids == plain_decode(target, asked[3]).token_ids
+        others = [engine.generate(request(n)) for n in range(2)]
+        (full,) = engine.generate_many([request(sampling=SamplingSpec(logprobs=1))])
+        assert (type(full.error), full.finish_reason, full.logprobs) == (QueueFullError, FinishReason.ERROR, ())
+        assert all(other.finish().token_ids for other in others)
 
 
 def test_turns_go_round_the_clients(make_runtime):
