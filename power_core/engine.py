@@ -156,10 +156,11 @@ class Engine:
         An empty text is the begin-of-sequence id alone, where the model has one.
 
         Raises:
-            RequestError: Not a text, or one without a UTF-8 form.
+            RequestError: Not a text, or one without a UTF-8 form; or the engine is closed.
         """
         if not isinstance(text, str):
             raise RequestError(f"the prompt is {text!r:.80}", who="request", got=text, expected="text")
+        self._refuse_closed()
         return encode_raw(self.model.tokenizer, text)
 
     def encode_chat(self, messages: Sequence[ChatMessage]) -> list[TokenId]:
@@ -167,13 +168,14 @@ class Engine:
         Ids of a conversation under the model's chat template, up to where the assistant speaks.
 
         Raises:
-            RequestError: Not messages, or the template refuses them.
+            RequestError: Not messages, or the template refuses them; or the engine is closed.
         """
         if not isinstance(messages, Sequence) or not all(isinstance(message, ChatMessage) for message in messages):
             raise RequestError(
                 f"the messages are {messages!r:.80}", who="chat", got=messages, expected="a sequence of ChatMessage",
                 fix='write a turn as power_core.ChatMessage("user", "...")',
             )  # fmt: skip
+        self._refuse_closed()
         return self.model.tokenizer.encode_chat(messages)
 
     def request(self, prompt: Prompt, **fields: Any) -> GenerationRequest:
@@ -225,6 +227,7 @@ class Engine:
             request = self.request(prompt, **fields)
         self._refuse_within_step()
         with self._lock:
+            self._refuse_closed()
             request_id = self.loop.submit(request)
             queue = self._queues[request_id] = deque()
         return Generation(self, request_id, queue)
@@ -270,6 +273,7 @@ class Engine:
         """Queue a request for callers that `step` themselves; returns its number."""
         self._refuse_within_step()
         with self._lock:
+            self._refuse_closed()
             return self.loop.submit(request)
 
     def step(self) -> list[Event]:
@@ -319,8 +323,7 @@ class Engine:
 
     def _advance(self) -> None:
         """Step once and sort the events to those who wait for them; needs the lock."""
-        if self._closed:
-            raise RequestError("the engine is closed", who=f"engine {self.name!r}", fix="open the model again")
+        self._refuse_closed()
         device = self._serving.device
         with nullcontext() if device is None else device.acquire(self.name):
             _TURNS.held.add(self._turn)
@@ -340,6 +343,10 @@ class Engine:
     @property
     def _turn(self) -> int:
         return id(self._serving.device or self)
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise RequestError("the engine is closed", who=f"engine {self.name!r}", fix="open the model again")
 
     def _refuse_within_step(self) -> None:
         """Refuse a user's code that runs within a step what would wait for that very step, for ever."""

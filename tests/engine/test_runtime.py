@@ -3,6 +3,7 @@
 import gc
 import json
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from threading import Barrier, Thread
 from unittest.mock import Mock
 
@@ -15,6 +16,7 @@ from power_core.request import GenerationRequest, SamplingSpec
 from power_core.runtime import Runtime
 from power_core.scheduler.simulate import read_curve
 from power_core.shapes import ExactnessLevel
+from power_core.target import ChatMessage
 from power_core.testing import (
     OracleDrafter,
     PatternDrafter,
@@ -305,13 +307,18 @@ def test_closing_frees_the_model_though_a_drafter_refuses(runtime, target, monke
 
 
 def test_a_closed_engine_says_so(runtime):
-    """Whoever still reads from an engine that was closed gets one clear error."""
+    """Whoever still reads from an engine that was closed, or asks it for more, gets one clear error."""
     engine = runtime.open("toy")
     generation = engine.generate(PROMPT)
     next(generation)
     engine.close()
-    with pytest.raises(RequestError, match="closed"):
-        generation.drain()
+    asked, turns = GenerationRequest(PROMPT), [ChatMessage("user", "hi")]
+    calls = [partial(call, "hi") for call in (engine.generate, engine.encode, engine.request)]
+    calls += [partial(call, asked) for call in (engine.generate, engine.complete, engine.submit)]
+    calls += [partial(engine.generate_many, [asked]), partial(engine.encode_chat, turns)]
+    for call in (generation.drain, engine.step, *calls):
+        with pytest.raises(RequestError, match="engine 'toy': the engine is closed; open the model again"):
+            call()
 
 
 @pytest.mark.parametrize("call", ["complete", "another", "submit", "step", "close"])
