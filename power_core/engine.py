@@ -246,6 +246,10 @@ class Engine:
         Raises:
             PowerError: A request cannot be served at all; those handed in before it are cancelled.
         """
+        if not isinstance(requests, Iterable):
+            raise RequestError(
+                f"requests is {requests!r:.80}", who="request", got=requests, expected="requests, in a list"
+            )
         generations: list[Generation] = []
         for request in requests:
             while True:
@@ -286,11 +290,11 @@ class Engine:
 
     def cancel(self, request_id: int) -> None:
         """Ask for the end of a request, from any thread."""
-        self.loop.cancel(request_id)
+        self.loop.cancel(_number(request_id))
 
     def progress(self, request_id: int) -> tuple[int, int]:
         """Prompt tokens evaluated, and prompt tokens in all."""
-        return self.loop.progress(request_id)
+        return self.loop.progress(_number(request_id))
 
     def stats(self) -> EngineStats:
         """What the engine did since it was opened: queue, steps, requests, cache, replicas."""
@@ -481,3 +485,11 @@ class Engine:
             return None
         costs = CostsRecord(**self.loop.costs.curve.to_json())
         return PolicyRecord(self.loop.policy.name, sequence.width.summary(), costs)
+
+
+def _number(request_id: int) -> int:
+    if not isinstance(request_id, int):
+        raise RequestError(
+            f"request_id is {request_id!r:.80}", who="request", got=request_id, expected="what submit() returned"
+        )
+    return request_id

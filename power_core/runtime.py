@@ -155,6 +155,8 @@ class Runtime:
                 expected="a Deadline",
                 fix="Deadline.after(SECONDS) of power_core.scheduler.admission is one",
             )
+        if check is not None and not callable(check):
+            raise ConfigError(f"check is {check!r:.80}", who="open", got=check, expected="a function of the model")
         deadline = Deadline.after(None) if deadline is None else deadline
         with self._loads.acquire(deadline=deadline):
             engine = self._load(name, path, config, deadline, check)

@@ -12,6 +12,7 @@ monotonic clock, so that behaviour can be tested without waiting for it.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import OrderedDict, deque
@@ -43,8 +44,20 @@ class Deadline:
 
     @classmethod
     def after(cls, seconds: float | None, clock: Clock = time.monotonic) -> Deadline:
-        """A deadline *seconds* from now; None for no deadline."""
-        return cls(_NEVER if seconds is None else clock() + seconds, clock)
+        """
+        A deadline *seconds* from now; None for no deadline.
+
+        Raises:
+            RequestError: Not a number.
+        """
+        try:
+            at = _NEVER if seconds is None else float(clock() + seconds)
+        except (TypeError, OverflowError):
+            at = math.nan
+        if math.isnan(at):
+            what = f"the deadline is {seconds!r:.80}"
+            raise RequestError(what, who="admission", got=seconds, expected="seconds, or None")
+        return cls(at, clock)
 
     def remaining(self) -> float | None:
         """Seconds left, 0 where it has passed; None where there is no deadline."""

@@ -321,6 +321,17 @@ def test_a_closed_engine_says_so(runtime):
             call()
 
 
+def test_arguments_of_the_wrong_kind_are_typed_errors(runtime):
+    """No number of a request, no requests, no function: what was given, and what is expected."""
+    with pytest.raises(ConfigError, match=r"check is 5 \(expected a function"):
+        runtime.open("toy", check=5)
+    with runtime.open("toy") as engine:
+        many, one = engine.generate_many, GenerationRequest(PROMPT)
+        for call, what in [(engine.cancel, []), (engine.progress, {}), (many, 5), (many, one)]:
+            with pytest.raises(RequestError, match=r"request(s|_id) is .* \(expected"):
+                call(what)
+
+
 @pytest.mark.parametrize("call", ["complete", "another", "submit", "step", "close"])
 def test_a_processor_that_calls_its_engine_is_refused(runtime, call):
     """What would wait for the very step that it runs in is an error of the request, at once; the engines go on."""

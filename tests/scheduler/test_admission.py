@@ -52,6 +52,13 @@ def test_one_clients_many_requests_do_not_hold_up_anothers_one():
     assert order == [0, 1, 3, 2]
 
 
+@pytest.mark.parametrize("seconds", ["x", float("nan"), [], 10**400], ids=lambda seconds: f"{seconds!r:.8}")
+def test_what_is_no_number_of_seconds_is_no_deadline(seconds):
+    """Said at once: one of NaN would never pass."""
+    with pytest.raises(RequestError, match=r"the deadline is .* \(expected seconds, or None\)"):
+        Deadline.after(seconds)
+
+
 def test_a_full_queue_refuses_and_counts():
     controller, _ = make(active=1, waiting=1)
     controller.submit()
