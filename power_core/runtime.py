@@ -22,6 +22,7 @@ from power_core.models import added_models
 from power_core.names import is_address, one_of
 from power_core.plugins import PluginSet, load_plugins
 from power_core.scheduler.admission import AdmissionController, Deadline
+from power_core.scheduler.cache_disk import make_folder
 from power_core.scheduler.chains import chain_names
 from power_core.scheduler.loading import LoadReservation
 from power_core.scheduler.serving import Serving
@@ -175,6 +176,9 @@ class Runtime:
         load = LoadReservation(self._memory, deadline)
         try:
             backend = self._backend(path, config.backend)
+            folder = _cache_dir(config)
+            if folder is not None and config.prompt_cache_bytes:
+                make_folder(folder)  # not after minutes of loading and measuring
             load.reserve(_file_bytes(path))
             loaded = backend.load(path)
             try:
@@ -269,7 +273,6 @@ class Runtime:
             )
 
     def _serving(self, config: PowerConfig, load: LoadReservation) -> Serving:
-        folder = config.prompt_cache_dir
         return Serving(
             queue_max=config.queue_max,
             queue_per_client=config.queue_per_client,
@@ -277,7 +280,7 @@ class Runtime:
             replicas=config.replicas,
             cache_bytes=config.prompt_cache_bytes,
             cache_ttl_s=config.prompt_cache_ttl,
-            cache_dir=None if folder is None else Path(folder).expanduser(),
+            cache_dir=_cache_dir(config),
             memory=None if self._memory.max_bytes is None else self._memory,
             device=self._device,
             session_bytes=load.session_bytes,
@@ -352,6 +355,11 @@ def _measuring_told(model: str, options: SessionOptions) -> Iterator[None]:
     finally:
         if started:
             log.info(MEASURED, **facts, seconds=round(time.monotonic() - started[0], 1))
+
+
+def _cache_dir(config: PowerConfig) -> Path | None:
+    folder = config.prompt_cache_dir
+    return None if folder is None else Path(folder).expanduser()
 
 
 def _file_bytes(path: Path) -> int:

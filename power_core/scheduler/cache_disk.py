@@ -25,7 +25,7 @@ from attrs import define, frozen
 from power_core.errors import ConfigError
 from power_core.types import TokenId
 
-__all__ = ["DiskEntry", "DiskTier", "PartShape"]
+__all__ = ["DiskEntry", "DiskTier", "PartShape", "make_folder"]
 
 log = structlog.get_logger("power.prompt_cache")
 
@@ -33,6 +33,22 @@ _MAGIC = b"PWRPC001"
 _SUFFIX = ".powercache"
 _DIGEST_BYTES = 32
 _HEADER_MOST = 1 << 20
+
+
+def make_folder(folder: Path) -> None:
+    """
+    Make the folder of a `DiskTier` where it is not there.
+
+    Raises:
+        ConfigError: It can be neither used nor made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise ConfigError(
+            f"the folder cannot be made: {exc.strerror}", who="prompt cache", where=str(folder),
+            fix="set prompt_cache_dir to a folder that can be written",
+        ) from exc  # fmt: skip
 
 
 @frozen
@@ -86,13 +102,7 @@ class DiskTier:
         self.damaged = 0
         self._clock = clock
         self._entries: dict[str, DiskEntry] = {}  # file name -> entry
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as exc:
-            raise ConfigError(
-                f"the folder cannot be made: {exc.strerror}", who="prompt cache", where=str(folder),
-                fix="set prompt_cache_dir to a folder that can be written",
-            ) from exc  # fmt: skip
+        make_folder(folder)
         for file in folder.glob("*" + _SUFFIX):
             entry = self._read_head(file)
             if entry is not None:

@@ -3,6 +3,7 @@
 import threading
 import time
 from functools import cache
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import settings
@@ -209,6 +210,18 @@ def test_memory_is_reserved_before_a_load(make_runtime):
     closer.join()
     with runtime.open("toy", parallel=3):  # everything came back
         pass
+
+
+def test_a_cache_folder_that_cannot_be_made_is_refused_before_a_load(make_runtime, tmp_path, monkeypatch):
+    """Where prompts are kept at all; not after the model was loaded and measured."""
+    folder, loaded = tmp_path / "kept", Mock()
+    runtimes = [make_runtime(prompt_cache_dir=str(folder), **keys) for keys in ({}, {"prompt_cache_bytes": 0})]
+    monkeypatch.setattr("pathlib.Path.mkdir", Mock(side_effect=PermissionError(13, "Permission denied")))
+    with pytest.raises(ConfigError, match="kept: the folder cannot be made: Permission denied"):
+        runtimes[0].open("toy", check=loaded)
+    loaded.assert_not_called()
+    runtimes[1].open("toy", check=loaded)
+    loaded.assert_called_once()
 
 
 def test_memory_needs_a_target_that_knows_its_size(make_runtime):
