@@ -110,6 +110,9 @@ def _check_kind(info: GgufInfo) -> None:
     if isinstance(parts, int) and parts > 1:
         fix = "merge the parts with llama-gguf-split --merge"
         refuse(info.path, f"the file is one of {parts} parts", got=parts, expected="a single file", fix=fix)
+    if info.metadata.get("general.type") == "adapter":
+        fix = "give the model it was made for, and the adapter under lora in [plugin.llamacpp]"
+        refuse(info.path, "the file is an adapter", got="adapter", expected="a model", fix=fix)
     name = info.architecture
     if reason := _OTHERS.get(name):
         expected = "a causal language model"

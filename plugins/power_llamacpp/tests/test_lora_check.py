@@ -138,6 +138,13 @@ def test_architectures_whose_graphs_leave_adapters_out(targets: dict[str, Path],
 
 
 @pytest.mark.usefixtures("no_native_code")
+def test_an_adapter_in_the_place_of_the_model_is_told_its_own(tmp_path: Path) -> None:
+    """It says what the file is and where it belongs, not which of a model's keys it lacks."""
+    with pytest.raises(ArtifactError, match=r"the file is an adapter .*under lora in \[plugin\.llamacpp\]"):
+        load(tiny_lora(tmp_path / "lora.gguf"))
+
+
+@pytest.mark.usefixtures("no_native_code")
 def test_files_that_are_no_gguf_are_refused(targets: dict[str, Path], tmp_path: Path) -> None:
     """A missing file, a folder, another format, the target itself."""
     (tmp_path / "text.gguf").write_text("hello")
