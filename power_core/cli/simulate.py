@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from power_core.cli.options import file_path, json_option
-from power_core.cli.output import print_json, print_table
+from power_core.cli.output import print_json, print_table, shown
+from power_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from power_core.scheduler.simulate import Comparison
@@ -43,12 +44,24 @@ def simulate(traces: tuple[Path, ...], cost_curve: Path, rollback: int | None, a
     workloads: dict[str, list[Trace]] = {}
     for file in traces:
         for trace in read_traces(file):
-            workloads.setdefault(f"{trace.workload or file.stem} ({trace.strategy})", []).append(trace)
+            if trace.points:
+                workloads.setdefault(f"{trace.workload or file.stem} ({trace.strategy})", []).append(trace)
+            else:
+                _note(f"a trace of {trace.strategy} in {file} has no rounds and is left out")
+    if not workloads:
+        raise ConfigError("no trace has a round", who="simulate", fix="record one while tokens are decoded")
+    for strategy in dict.fromkeys(group[0].strategy for group in workloads.values()):
+        if curve.drafts and strategy not in curve.drafts:
+            _note(f"the cost curve has no draft costs of {strategy}, only of {', '.join(curve.drafts)}: taken as 0")
     results = [compare(name, group, curve, rollback=rollback) for name, group in workloads.items()]
     if as_json:
         print_json({"curve": curve.to_json(), "workloads": [_document(result) for result in results]})
     else:
         _print(results)
+
+
+def _note(text: str) -> None:
+    click.echo(shown(f"power: {text}"), err=True)
 
 
 def _document(result: Comparison) -> dict[str, object]:

@@ -120,6 +120,8 @@ def _take(line: dict[str, Any], traces: list[Trace]) -> None:
     point = TracePoint(int(line["proposed"]), int(line["accepted"]), tuple(map(float, given)) if given else None)
     if not 0 <= point.accepted <= point.proposed <= trace.draft_max or (given and len(given) < point.proposed):
         raise ValueError(f"accepted {point.accepted} of {point.proposed} proposed, draft_max {trace.draft_max}")
+    if not all(0 <= confidence <= 1 for confidence in point.confidences or ()):  # false for NaN too
+        raise ValueError("a confidence outside 0 to 1")
     trace.points.append(point)
 
 

@@ -256,3 +256,21 @@ def test_the_command_prints_one_json_document(files):
     assert document["curve"]["rows"]["2"] == 2
     (files / "again.json").write_text(json.dumps(document["curve"]))
     assert read_curve(files / "again.json").step(9) == pytest.approx(4.0)
+
+
+def test_what_a_comparison_leaves_out_or_takes_as_nothing_is_said(files):
+    """On stderr, a line each: traces without a round, and draft costs that a curve has of other strategies only."""
+    other, empty = trace((9, 2)), Trace("e", 4)
+    other.strategy = "o"
+    write_traces(files / "t.jsonl", [trace((9, 2)), empty, other, other])
+    arguments = ["simulate", str(files / "t.jsonl"), "--cost-curve", str(files / "c.json")]
+    answer = CliRunner().invoke(cli, arguments, obj=State(), catch_exceptions=False)
+    assert [line.split()[:3] for line in answer.stdout.splitlines()[1:3]] == [["t", "(s)", "9"], ["t", "(o)", "18"]]
+    assert answer.stderr.splitlines() == [
+        f"power: a trace of e in {files / 't.jsonl'} has no rounds and is left out",
+        "power: the cost curve has no draft costs of o, only of s: taken as 0",
+    ]
+    write_traces(files / "t.jsonl", [empty])
+    refused = CliRunner().invoke(cli, arguments, obj=State())
+    assert refused.exit_code != 0
+    assert "no trace has a round" in refused.stderr
