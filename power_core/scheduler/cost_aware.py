@@ -146,7 +146,7 @@ class CostAwareWidth:
     def limit(self, room: int, beside: int = 0, backlog: int = 0) -> int:
         self._curve, self._beside = self._policy.curve(), beside
         self._ids, self._cells, self._values = (), (), ()
-        self._is_probe, self._wanted = False, 0
+        self._is_probe, self._wanted, self.stop_below = False, 0, 0.0
         self._context = self._table.context
         self._feed = self._curve.feed(self._shape.strategy, backlog)
         self._asked = self._ask(room, beside) if room > 0 else 0

@@ -130,6 +130,8 @@ def test_a_sequential_drafter_is_asked_for_all_and_told_when_to_stop():
     width.feedback(Round(3, 2, [1, 2, 9]))
     assert width.limit(K) == K
     assert width.stop_below > 0.303 / 0.75  # time is worth more by now
+    costs = fixed_curve(GPU, {"s": [0.001] * 16})
+    assert (width.limit(K), width.stop_below) == (K, 0.0)  # asking has become free
     other = CostAwarePolicy(lambda: costs).begin(DraftShape(K, strategy="other", sequential=True))
     assert (other.limit(K), other.stop_below) == (K, 0.0)
 
