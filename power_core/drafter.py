@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from power_core.target import HiddenStates, TargetModel, TargetSession
 from power_core.types import SeqId, TokenId
 
-__all__ = ["DraftRequest", "DraftSession", "Drafter", "DrafterRequirements", "HiddenRows", "Proposal"]
+__all__ = ["DraftRequest", "DraftSession", "Drafter", "DrafterRequirements", "HiddenRows", "Proposal", "stop_length"]
 
 
 @frozen
@@ -39,6 +39,10 @@ class DrafterRequirements:
     hidden_layers: tuple[int, ...] = ()
     fixed_shape: bool = False
     sequential: bool = False
+
+    def timed_tokens(self, asked: int, proposed: int) -> int:
+        """The tokens whose time a proposal took: those *proposed* if `sequential`, else all that were *asked* for."""
+        return min(proposed, asked) if self.sequential else asked
 
 
 @frozen
@@ -73,6 +77,21 @@ class Proposal:
 
     token_ids: Sequence[TokenId] = ()
     confidences: Sequence[float] | None = None
+
+
+def stop_length(confidences: Sequence[float], stop_below: float) -> int:
+    """
+    How many tokens of these *confidences* a sequential drafter proposes; see `DraftRequest.stop_below`.
+
+    >>> stop_length([0.9, 0.5, 0.9], 0.5), stop_length([0.9, 0.5, 0.9], 0.0)
+    (2, 3)
+    """
+    chance = 1.0
+    for length, confidence in enumerate(confidences, 1):
+        chance *= confidence
+        if chance < stop_below:
+            return length
+    return len(confidences)
 
 
 @frozen

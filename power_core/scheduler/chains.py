@@ -209,7 +209,7 @@ class _ChainSession:
         answers = member.session.propose(requests)
         seconds = (self._clock() - started) / len(requests)
         for request, answer in zip(requests, answers, strict=True):
-            tokens = min(len(answer.token_ids), request.max_tokens) if member.needs.sequential else request.max_tokens
+            tokens = member.needs.timed_tokens(request.max_tokens, len(answer.token_ids))
             self._costs.observe_draft(member.name, tokens, seconds)
         return answers
 

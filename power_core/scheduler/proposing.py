@@ -68,7 +68,7 @@ def _ask(draft: OpenDraft, group: Seq[Member], costs: CostModel) -> list[Proposa
     given = [answer for answer in answers if isinstance(answer, Proposal)]
     if len(given) == len(group):  # what a failure takes says nothing
         for member, answer in zip(group, given, strict=True):
-            tokens = min(len(answer.token_ids), member.limit) if draft.needs.sequential else member.limit
+            tokens = draft.needs.timed_tokens(member.limit, len(answer.token_ids))
             costs.observe_draft(draft.name, tokens, each)
     return answers
 

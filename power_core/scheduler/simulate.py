@@ -14,12 +14,13 @@ A draft's cost is one number, or a list for 1, 2, ... tokens. `CostCurve.to_json
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from attrs import define, field, frozen
 
+from power_core.drafter import stop_length
 from power_core.errors import ConfigError
 from power_core.scheduler.cost_aware import CostAwarePolicy
 from power_core.scheduler.costs import CostCurve, fixed_curve, interpolate
@@ -72,7 +73,8 @@ def replay(policy: WidthPolicy, trace: Trace, curve: CostCurve, *, rollback: int
         asked = width.limit(min(trace.draft_max, end - position - 1))
         count = min(asked, point.proposed)
         if trace.sequential:
-            asked = count = _stopped(point.confidences, count, width.stop_below)
+            known = point.confidences[:count] if point.confidences else None
+            asked = count = count if known is None else stop_length(known, width.stop_below)
         # Output token q is called q, so proposals can be compared as they are in the engine.
         right = min(point.accepted, count)
         ids = [*range(position, position + right), *[_WRONG] * (count - right)]
@@ -89,16 +91,6 @@ def replay(policy: WidthPolicy, trace: Trace, curve: CostCurve, *, rollback: int
         result.milestones.append((position, result.cost))
     result.tokens = position
     return result
-
-
-def _stopped(confidences: Sequence[float] | None, count: int, stop_below: float) -> int:
-    """How many of *count* tokens a sequential drafter proposes; see `DraftRequest.stop_below`."""
-    chance = 1.0
-    for length, confidence in enumerate((confidences or ())[:count], 1):
-        chance *= confidence
-        if chance < stop_below:
-            return length
-    return count
 
 
 def oracle_cost(trace: Trace, curve: CostCurve) -> float:

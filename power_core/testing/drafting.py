@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from attrs import define, frozen
 
-from power_core.drafter import DraftRequest, HiddenRows, Proposal
+from power_core.drafter import DraftRequest, HiddenRows, Proposal, stop_length
 from power_core.testing.faults import Faults, Strict, guarded
 from power_core.testing.rows import ScriptedRows
 from power_core.types import SeqId, TokenId
@@ -203,9 +203,9 @@ class ScriptedDraftSession(Strict):
 
 def _stopped(proposal: Proposal, stop_below: float) -> Proposal:
     """*proposal* up to the first token at which the product of its confidences is below *stop_below*."""
-    chance = 1.0
-    for count, confidence in enumerate(proposal.confidences or (), 1):
-        chance *= confidence
-        if chance < stop_below:
-            return Proposal(proposal.token_ids[:count], (proposal.confidences or ())[:count])
-    return proposal
+    if not proposal.confidences:
+        return proposal
+    count = stop_length(proposal.confidences, stop_below)
+    if count == len(proposal.confidences):
+        return proposal
+    return Proposal(proposal.token_ids[:count], proposal.confidences[:count])

@@ -88,6 +88,16 @@ class Lab:
             self.check_events(request_id)
         return [self.results[request_id] for request_id in ids]
 
+    def persist(self, request_id: int) -> None:
+        """Step until a request has ended, through whatever the target raises: the step is repeated."""
+        for _ in range(200):
+            if request_id in self.results:
+                return
+            try:
+                self.step()
+            except Exception:  # noqa: BLE001 - what the target raises goes through
+                continue
+
     def check_events(self, request_id: int) -> None:
         """The events of a request are its result, token by token, and nothing comes after the end."""
         events = self.by_request[request_id]
